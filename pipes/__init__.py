@@ -76,5 +76,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    dropped = {"Template"} if sys.version_info >= (3, 13) else set()
-    return sorted((globals().keys() | _HOME.keys() | _SUBMODULES | {"Template"}) - dropped)
+    stdlib = {"Template", "quote"} if sys.version_info < (3, 13) else {"quote"}
+    return sorted({*__all__, *_SUBMODULES, *stdlib, *(name for name in globals() if name.startswith("__"))})

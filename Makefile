@@ -1,0 +1,70 @@
+# Every target makes its own virtual environment when there is none; only Python 3.11+ and make are needed.
+VENV ?= .venv
+ARGS ?=
+# the first interpreter that works, is new enough and can make virtual environments
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
+	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then echo $$p; break; fi; done)
+
+PY = $(VENV)/bin/python
+INSTALL = $(PY) -m pip --disable-pip-version-check --no-input install --quiet --constraint constraints.txt --editable
+INSTALLED_FROM = pyproject.toml constraints.txt $(wildcard pipes/_startup/*)
+
+# the current folder stays off sys.path: what runs is the installed package
+export PYTHONSAFEPATH = 1
+
+.PHONY: help demo test lint types bench docs chained format clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo    train from an S3 store that the example starts by itself (ARGS='--bucket s3://...' for yours)"
+	@echo "make test    run the tests (ARGS='-k tar -x' goes to pytest)"
+	@echo "make lint types bench docs chained format clean"
+
+$(PY):
+	@test -n "$(PYTHON)" || { echo "no Python 3.11+ with venv found; name one: make PYTHON=/path/to/python $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.dev: $(INSTALLED_FROM) | $(PY)
+	$(INSTALL) ".[dev]"
+	@touch $@
+
+$(VENV)/.bench: $(INSTALLED_FROM) | $(PY)
+	$(INSTALL) ".[dev,bench]"
+	@touch $@ $(VENV)/.dev
+
+$(VENV)/.docs: $(INSTALLED_FROM) | $(PY)
+	$(INSTALL) ".[dev,docs]"
+	@touch $@ $(VENV)/.dev
+
+demo: $(VENV)/.dev
+	$(PY) examples/01_train_from_s3.py $(ARGS)
+
+test: $(VENV)/.dev
+	$(PY) -m pytest $(ARGS)
+
+lint: $(VENV)/.dev
+	$(PY) -m ruff format --check --diff .
+	$(PY) -m ruff check .
+
+types: $(VENV)/.dev
+	$(PY) -m mypy
+
+bench: $(VENV)/.bench
+	$(PY) benchmarks/chain.py $(ARGS)
+	$(PY) benchmarks/tar.py $(ARGS)
+	$(PY) benchmarks/transport.py $(ARGS)
+
+docs: $(VENV)/.docs
+	$(PY) -m sphinx --fail-on-warning --keep-going --quiet --builder html docs site
+	@echo "open site/index.html"
+
+chained: $(VENV)/.dev
+	$(PY) -m pipes._generate_chained
+
+format: $(VENV)/.dev
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+clean:
+	rm -rf $(VENV) site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
+	find pipes tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
