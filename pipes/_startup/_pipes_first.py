@@ -4,12 +4,11 @@
 the single name `pipes`, never raises, and does nothing when the environment variable PIPES_NO_STARTUP is set.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 
-TYPE_CHECKING = False  # typing.TYPE_CHECKING without the cost of importing typing at every start
+# This file runs at every start of the interpreter, so it imports neither typing nor __future__.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
@@ -20,7 +19,9 @@ class PipesFirst:
     """Meta-path finder that searches `pipes` along sys.path without the standard library's folder."""
 
     @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
         if name != "pipes":
             return None
         try:
