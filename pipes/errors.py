@@ -18,23 +18,28 @@
     └── WorkerError(RuntimeError)         something happened in a worker process
         ├── WorkerDiedError               the process ended by itself; names signal, exit code, stage, last element
         ├── WorkerTimeoutError(TimeoutError)  no batch within `timeout=`; carries the worker's Python stack
-        └── RemoteError                   stands for an exception that could not travel itself
+        ├── RemoteError                   stands for an exception that could not travel itself
+        └── ChannelClosed(EOFError)       the other process closed its end of the channel, or ended
 
 A message says what happened, where, and what to do about it. Every error here survives pickling with its fields.
 """
 
 from __future__ import annotations
 
+import re
+import reprlib
 from typing import Any
 
 __all__ = [
     "ChangedDataError",
+    "ChannelClosed",
     "ConfigError",
     "DataError",
     "ErrorBudgetExceeded",
     "GraphError",
     "PipesError",
     "RemoteError",
+    "RemoteTraceback",
     "StaleIteratorError",
     "StateError",
     "StoreConnectionError",
@@ -47,6 +52,7 @@ __all__ = [
     "WorkerDiedError",
     "WorkerError",
     "WorkerTimeoutError",
+    "brief",
 ]
 
 
@@ -154,4 +160,42 @@ class WorkerTimeoutError(WorkerError, TimeoutError):
 
 
 class RemoteError(WorkerError):
-    """Stands for an exception of a worker that could not travel itself."""
+    """Stands for an exception of a worker that could not travel itself; `exception_type` names its class."""
+
+    def __init__(self, message: str, exception_type: str = "") -> None:
+        super().__init__(message)
+        self.exception_type = exception_type
+
+
+class RemoteTraceback(WorkerError):
+    """Never raised: the `__cause__` of an error that came from a worker, with the worker's traceback as its text."""
+
+
+class ChannelClosed(WorkerError, EOFError):
+    """The other process closed its end of the channel, or ended."""
+
+
+_SECRETS = re.compile(
+    r"(?i)(x-amz-(?:signature|credential|security-token)=|(?:secret|token|password|passwd|api_?key|access_?key)[^=:\s]{0,20}"
+    r"['\"]?\s*[=:]\s*['\"]?|://[^/\s:@]*:)[^\s&'\",@]+|\b(?:AKIA|ASIA)[A-Z0-9]{12,}"
+)
+
+
+def brief(value: object, limit: int = 120) -> str:
+    """Return a short repr of `value` for an error message, secrets masked.
+
+    >>> brief("https://h/b?X-Amz-Signature=abc&x=1")
+    "'https://h/b?X-Amz-Signature=***&x=1'"
+    """
+    try:
+        text = _SHORT.repr(value)
+    except Exception:
+        text = f"<{type(value).__name__}, whose repr fails>"
+    text = _SECRETS.sub(lambda found: f"{found.group(1) or ''}***", text)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
+_SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = 4
+_SHORT.maxlevel = 3

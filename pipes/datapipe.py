@@ -1,0 +1,308 @@
+"""The two base classes of pipes, and the registry of chained names."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence, Sized
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
+
+from torch.utils.data import Dataset, IterableDataset
+
+from pipes.errors import GraphError, brief
+from pipes.iteration import iterate
+from pipes.run import Context, Node, Run, inputs_of
+from pipes.user_run import UserRun
+
+if TYPE_CHECKING:
+    from pipes._chained import ChainedIter, ChainedMap
+else:
+
+    class ChainedIter:
+        """Types only: the chained methods are set by `functional_datapipe`."""
+
+    class ChainedMap:
+        """Types only: the chained methods are set by `functional_datapipe`."""
+
+
+__all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "Shard", "functional_datapipe", "length_of", "no_length"]
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
+Class = TypeVar("Class", bound=type)
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_CATALOGUES = ("pipes.iter", "pipes.map")
+
+# A shard is (number of this stream, number of streams); the whole is one stream of one.
+Shard = tuple[int, int]
+WHOLE: Shard = (0, 1)
+
+
+class DataChunk(list[T], Generic[T]):
+    """A batch: a list with torchdata's `items` and `raw_iterator()`.
+
+    >>> chunk = DataChunk([1, 2])
+    >>> chunk == [1, 2], chunk.items, list(chunk.raw_iterator())
+    (True, [1, 2], [1, 2])
+    """
+
+    @property
+    def items(self) -> list[T]:
+        return list(self)
+
+    def raw_iterator(self) -> Iterator[T]:
+        return iter(self)
+
+    def as_str(self, indent: str = "") -> str:
+        return f"{indent}[{', '.join(str(item) for item in self)}]"
+
+
+def _caller() -> tuple[str, int]:
+    """Return file and line of the nearest frame outside this package and the import machinery."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+class _Described(Node):
+    """What both bases share: where a pipe was built, how it prints, and unknown names that suggest the nearest."""
+
+    functions: ClassVar[dict[str, Callable[..., Any]]] = {}
+    _built: tuple[str, int]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        self = super().__new__(cls)
+        self.__dict__["_built"] = _caller()
+        return self
+
+    @classmethod
+    def parameters_of(cls, pipe: Node) -> dict[str, Any]:
+        """Return the settings of `pipe`: constructor parameters that it keeps as attributes of the same name."""
+        try:
+            signature = inspect.signature(type(pipe).__init__)
+        except (TypeError, ValueError):
+            return {}
+        fields = vars(pipe)
+        return {name: fields[name] for name in list(signature.parameters)[1:] if name in fields}
+
+    def __repr__(self) -> str:
+        return "\n".join(_tree(self, "", "", set()))
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_"):
+            missing = not all(module in sys.modules for module in _CATALOGUES)
+            if missing:
+                for module in _CATALOGUES:
+                    import_module(module)
+                if name in type(self).functions:
+                    return getattr(self, name)
+            near = difflib.get_close_matches(name, type(self).functions, n=1)
+            hint = f"; did you mean '.{near[0]}'?" if near else "; `dir(pipe)` lists the chained names"
+        else:
+            hint = ""
+        raise AttributeError(f"'{type(self).__qualname__}' object has no attribute '{name}'{hint}")
+
+    @classmethod
+    def register_datapipe_as_function(cls, name: str, maker: Callable[..., Any], **_ignored: Any) -> None:
+        """Make `.name(...)` build `maker(self, ...)` on every pipe of this family; a taken name is refused."""
+        if name in cls.functions:
+            raise GraphError(
+                f"the chained name '{name}' is already taken by {cls.functions[name].__qualname__}; choose another, "
+                f"or apply your class with .then({maker.__name__}, ...)"
+            )
+        if name in vars(cls) or not name.isidentifier():
+            raise GraphError(f"'{name}' cannot be a chained name: it is an attribute of {cls.__name__} or no identifier")
+
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return maker(self, *args, **kwargs)
+
+        functools.update_wrapper(method, maker, assigned=("__doc__",), updated=())
+        method.__name__, method.__qualname__ = name, f"{cls.__name__}.{name}"
+        cls.functions[name] = maker
+        setattr(cls, name, method)
+
+    @classmethod
+    def register_function(cls, name: str, function: Callable[..., Any]) -> None:
+        """Make `.name(...)` call `function(self, ...)` on every pipe of this family."""
+        cls.register_datapipe_as_function(name, function)
+
+
+def _tree(pipe: Node, head: str, indent: str, shown: set[int]) -> list[str]:
+    """Return the lines of the chain that ends in `pipe`: sources first, each stage under what feeds it."""
+    sources = inputs_of(pipe)
+    own = {id(source) for source in sources}
+    settings = ", ".join(
+        f"{name}={_setting(value)}"
+        for name, value in _Described.parameters_of(pipe).items()
+        if id(value) not in own and not (isinstance(value, list | tuple) and any(id(item) in own for item in value))
+    )
+    line = f"{type(pipe).__name__}({settings})"
+    if id(pipe) in shown:
+        return [f"{head}{line} (shown above)"]
+    shown.add(id(pipe))
+    lines: list[str] = []
+    if len(sources) == 1:
+        lines += _tree(sources[0], head, indent, shown)
+        return [*lines, f"{indent}└ {line}"] if not head else [*lines, f"{indent}└ {line}"]
+    for source in sources:
+        lines += _tree(source, f"{indent}┌ ", f"{indent}│ ", shown)
+    return [*lines, f"{head}{line}"] if not sources else [*lines, f"{indent}└ {line}"]
+
+
+def _setting(value: Any) -> str:
+    if inspect.isroutine(value) or isinstance(value, type):
+        return getattr(value, "__qualname__", repr(value)).replace("<locals>.", "")
+    if isinstance(value, functools.partial):
+        return f"partial({_setting(value.func)})"
+    return brief(value, 60)
+
+
+class IterDataPipe(ChainedIter, _Described, IterableDataset[T_co]):
+    """A pipe that is iterated: describes one stage and what feeds it, runs nothing until `iter`.
+
+    Subclass it and write `__iter__`; add `state_dict()` and `load_state_dict(state)` for a resume that does not
+    replay, or set `stateless = True` when each element is passed on before the next one is taken.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> class Doubled(IterDataPipe):
+    ...     stateless = True
+    ...     def __init__(self, source): self.source = source
+    ...     def __iter__(self):
+    ...         for element in self.source: yield 2 * element
+    >>> list(IterableWrapper(range(3)).then(Doubled).batch(2))
+    [[0, 2], [4]]
+    """
+
+    functions: ClassVar[dict[str, Callable[..., Any]]] = {}
+    stateless: ClassVar[bool] = False
+    run_class: ClassVar[type[Run]] = UserRun
+    _own_iter: ClassVar[Callable[[Any], Iterator[Any]] | None] = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = cls.__dict__.get("__iter__")
+        if own is not None:
+            cls._own_iter = own
+            cls.__iter__ = _managed(own)  # type: ignore[method-assign]
+            cls.run_class = cls.__dict__.get("run_class", UserRun)
+
+    def __iter__(self) -> Iterator[T_co]:
+        return iterate(self)
+
+    def __len__(self) -> int:
+        return self._length(WHOLE)
+
+    def __add__(self, other: Any) -> Any:
+        return self.concat(other)
+
+    def _length(self, shard: Shard) -> int:
+        """Return how many elements this stage gives to `shard`; raise `no_length(self)` when it cannot be known."""
+        raise no_length(self)
+
+    def _make_run(self, context: Context, stage: str) -> Run:
+        return type(self).run_class(self, context, stage)
+
+    def then(self, stage: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return `stage(self, *args, **kwargs)`: the typed way to chain any class, registered or not."""
+        return stage(self, *args, **kwargs)
+
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_iterations", "_seed_epoch")}
+
+
+def _managed(own: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+    """Wrap a user's `__iter__`: once an iteration, never an element, so that it joins the graph it stands in."""
+
+    @functools.wraps(own)
+    def __iter__(self: Any) -> Iterator[Any]:
+        if type(self)._own_iter is not own:  # reached through super().__iter__()
+            return own(self)
+        return iterate(self)
+
+    return __iter__
+
+
+class MapDataPipe(ChainedMap, _Described, Dataset[T_co]):
+    """A pipe that is read by key: write `__getitem__`, and `__len__` when it is known.
+
+    >>> class Squares(MapDataPipe):
+    ...     def __getitem__(self, index): return index * index
+    ...     def __len__(self): return 4
+    >>> list(Squares().to_iter_datapipe())
+    [0, 1, 4, 9]
+    """
+
+    functions: ClassVar[dict[str, Callable[..., Any]]] = {}
+    _iterable = False
+
+    def __getitem__(self, index: Any) -> T_co:
+        raise NotImplementedError(f"{type(self).__name__} has no __getitem__")
+
+    def then(self, stage: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return `stage(self, *args, **kwargs)`: the typed way to chain any class, registered or not."""
+        return stage(self, *args, **kwargs)
+
+
+def functional_datapipe(name: str, enable_df_api_tracing: bool = False) -> Callable[[Class], Class]:
+    """Return a class decorator that makes `.name(...)` available on every pipe of the class's family.
+
+    Raises GraphError when the name is taken, TypeError when the class is no pipe. `enable_df_api_tracing` is
+    accepted for code written against torchdata; data-frame tracing does not exist here, so True is refused.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> @functional_datapipe("doc_negate")
+    ... class Negate(IterDataPipe):
+    ...     def __init__(self, source): self.source = source
+    ...     def __iter__(self): return (-element for element in self.source)
+    >>> list(IterableWrapper([1, 2]).doc_negate())
+    [-1, -2]
+    """
+    if enable_df_api_tracing:
+        raise ValueError("enable_df_api_tracing=True is not supported: data-frame tracing does not exist here")
+
+    def decorate(cls: Class) -> Class:
+        if isinstance(cls, type) and issubclass(cls, IterDataPipe):
+            IterDataPipe.register_datapipe_as_function(name, cls)
+        elif isinstance(cls, type) and issubclass(cls, MapDataPipe):
+            MapDataPipe.register_datapipe_as_function(name, cls)
+        else:
+            raise TypeError(f"functional_datapipe({name!r}) decorates IterDataPipe and MapDataPipe classes, not {cls!r}")
+        return cls
+
+    return decorate
+
+
+def no_length(pipe: Any, why: str = "") -> TypeError:
+    """Return the TypeError that says which stage has no length."""
+    built = getattr(pipe, "_built", None)
+    where = f" (built at {built[0]}:{built[1]})" if built else ""
+    return TypeError(f"{type(pipe).__name__}{where} has no length{': ' + why if why else ''}")
+
+
+def length_of(source: Any, shard: Shard = WHOLE) -> int:
+    """Return the length of a stage's input for `shard`, or raise TypeError naming the stage that has none."""
+    if isinstance(source, IterDataPipe) and type(source).__len__ is IterDataPipe.__len__:
+        return source._length(shard)
+    if isinstance(source, Sized):
+        return len(source)
+    raise no_length(source)
+
+
+def lengths_of(sources: Sequence[Any], shard: Shard) -> list[int]:
+    """Return the lengths of several inputs."""
+    return [length_of(source, shard) for source in sources]

@@ -1,0 +1,39 @@
+"""Every iterable pipe, by its class name; their chained names are methods of all of them."""
+
+from pipes.datapipe import DataChunk, IterDataPipe, functional_datapipe
+from pipes.stages.batching import Batcher, UnBatcher
+from pipes.stages.collating import Collator
+from pipes.stages.filtering import Filter
+from pipes.stages.flattening import FlatMapper
+from pipes.stages.joining import Concater, Multiplexer, Zipper
+from pipes.stages.mapping import Mapper
+from pipes.stages.selecting import Cycler, Enumerator, Header, Skipper
+from pipes.stages.sharding import ShardingFilter
+from pipes.stages.shuffling import Shuffler
+from pipes.stages.splitting import Demultiplexer, Forker
+from pipes.stages.wrapping import IterableWrapper, MapToIterConverter
+
+__all__ = [
+    "Batcher",
+    "Collator",
+    "Concater",
+    "Cycler",
+    "DataChunk",
+    "Demultiplexer",
+    "Enumerator",
+    "Filter",
+    "FlatMapper",
+    "Forker",
+    "Header",
+    "IterDataPipe",
+    "IterableWrapper",
+    "MapToIterConverter",
+    "Mapper",
+    "Multiplexer",
+    "ShardingFilter",
+    "Shuffler",
+    "Skipper",
+    "UnBatcher",
+    "Zipper",
+    "functional_datapipe",
+]

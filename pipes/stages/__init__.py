@@ -1,0 +1,16 @@
+"""Transforms: elements in, elements out, no outside I/O; one family a file."""
+
+MODULES = (
+    "batching",
+    "collating",
+    "columns",
+    "filtering",
+    "flattening",
+    "joining",
+    "mapping",
+    "selecting",
+    "sharding",
+    "shuffling",
+    "splitting",
+    "wrapping",
+)

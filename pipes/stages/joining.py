@@ -1,0 +1,163 @@
+"""Several pipes into one: `.concat`, `.zip`, `.mux`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, lengths_of
+from pipes.run import Node, Run
+from pipes.stages.wrapping import as_pipe
+from pipes.state import Anchors, Capture, Position, count_from
+
+__all__ = ["Concater", "Multiplexer", "Zipper"]
+
+_ANCHOR_EVERY = 16
+
+
+class _JoiningRun(Run):
+    """Base of stages with several inputs; one that stands there twice is opened, and refused, twice."""
+
+    def input_pipes(self) -> Sequence[Node]:
+        return self.pipe.datapipes  # type: ignore[no-any-return]
+
+
+def _checked(name: str, datapipes: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not datapipes:
+        raise ValueError(f"{name} needs at least one pipe")
+    for place, datapipe in enumerate(datapipes):
+        if datapipe is None:
+            raise ValueError(f"input {place} of {name} is None")
+        if not isinstance(datapipe, Node):
+            raise TypeError(
+                f"input {place} of {name} is a {type(datapipe).__name__}, not a pipe; wrap it in IterableWrapper(...)"
+            )
+    return datapipes
+
+
+class _ConcaterRun(_JoiningRun):
+    stateful = True
+
+    def restore(self, position: Position) -> None:
+        self.place = 0 if position is None else count_from(position, "input", self.stage)
+
+    def elements(self) -> Iterator[Any]:
+        while self.place < len(self.inputs):
+            yield from self.inputs[self.place]
+            self.place += 1
+
+    def capture(self) -> Capture:
+        return self.place
+
+    def describe(self, captured: Capture) -> Position:
+        return {"input": captured}
+
+
+@functional_datapipe("concat")
+class Concater(IterDataPipe[Any]):
+    """Give the elements of each pipe, one pipe after the other.
+
+    Raises ValueError without pipes or for None, TypeError for what is no pipe.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> list(IterableWrapper("ab").concat(IterableWrapper("c")))
+    ['a', 'b', 'c']
+    """
+
+    run_class = _ConcaterRun
+
+    def __init__(self, *datapipes: IterDataPipe[Any]) -> None:
+        self.datapipes = _checked("Concater", datapipes)
+
+    def _length(self, shard: Shard) -> int:
+        return sum(lengths_of(self.datapipes, shard))
+
+
+class _ZipperRun(_JoiningRun):
+    """Holds nothing: where its inputs stand says all."""
+
+    def elements(self) -> Iterator[Any]:
+        return zip(*self.inputs, strict=False)
+
+    def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
+        return list(zip(*[source.replay(count, wanted) for source in self.inputs], strict=True))
+
+
+@functional_datapipe("zip")
+class Zipper(IterDataPipe[tuple[Any, ...]]):
+    """Give tuples of one element of each pipe, to the end of the shortest.
+
+    Raises ValueError without pipes or for None, TypeError for what is no pipe.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> list(IterableWrapper("abc").zip(IterableWrapper(range(2))))
+    [('a', 0), ('b', 1)]
+    """
+
+    run_class = _ZipperRun
+
+    def __init__(self, *datapipes: IterDataPipe[Any]) -> None:
+        self.datapipes = _checked("Zipper", datapipes)
+
+    def _length(self, shard: Shard) -> int:
+        return min(lengths_of(self.datapipes, shard))
+
+
+class _MultiplexerRun(_JoiningRun):
+    """Takes a whole round before it gives the first of it; a restore takes the open round again."""
+
+    stateful = True
+    anchored = True
+
+    def restore(self, position: Position) -> None:
+        self.anchors = Anchors(self.upstream, 2)
+        self.rounds, self.given = 0, 0
+        self.opened: list[Any] = []
+        if position is None:
+            self.anchors.note(0)
+            return
+        rounds, self.given = count_from(position, "rounds", self.stage), count_from(position, "given", self.stage)
+        anchor = count_from(position["anchor"], "taken", self.stage)
+        self.anchors.note(anchor)
+        again = rounds - anchor
+        if again > 0:
+            self.opened = [source.replay(again, [again - 1])[0] for source in self.inputs]
+        self.rounds = rounds
+
+    def elements(self) -> Iterator[Any]:
+        while self.given < len(self.opened):
+            self.given += 1
+            yield self.opened[self.given - 1]
+        for round_ in zip(*self.inputs, strict=False):
+            self.rounds += 1
+            for self.given, element in enumerate(round_, 1):
+                yield element
+            if self.rounds % _ANCHOR_EVERY == 0:
+                self.anchors.note(self.rounds)
+
+    def capture(self) -> Capture:
+        return self.rounds, self.given, self.anchors.entries
+
+    def describe(self, captured: Capture) -> Position:
+        rounds, given, entries = captured
+        return {"rounds": rounds, "given": given, "anchor": self.anchors.describe(entries, max(rounds - 1, 0))}
+
+
+@functional_datapipe("mux")
+class Multiplexer(IterDataPipe[Any]):
+    """Give one element of each pipe in turn, in whole rounds: it stops when the shortest has no more.
+
+    Plain iterables are taken too.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> list(IterableWrapper(range(3)).mux(IterableWrapper(range(10, 12))))
+    [0, 10, 1, 11]
+    """
+
+    run_class = _MultiplexerRun
+
+    def __init__(self, *datapipes: IterDataPipe[Any]) -> None:
+        self.datapipes = _checked("Multiplexer", tuple(as_pipe(source) for source in datapipes))
+
+    def _length(self, shard: Shard) -> int:
+        return min(lengths_of(self.datapipes, shard)) * len(self.datapipes)

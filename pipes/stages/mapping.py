@@ -1,0 +1,139 @@
+"""One element in, one out: `.map`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from pipes.datapipe import IterDataPipe, MapDataPipe, Shard, functional_datapipe, length_of
+from pipes.run import Run
+from pipes.seeds import KeyedGenerator
+from pipes.stages.columns import apply_to_columns, check_columns
+from pipes.state import Capture, Position, count_from
+
+__all__ = ["MapMapper", "Mapper", "MapperRun"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class MapperRun(Run):
+    """Call the function on each element; a restore calls it only for elements that are still wanted."""
+
+    def elements(self) -> Iterator[Any]:
+        function = self.pipe.function()
+        for element in self.inputs[0]:
+            try:
+                result = function(element)
+            except Exception as error:
+                self.note(error, element)
+                raise
+            yield result
+
+    def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
+        function = self.pipe.function()
+        return [function(element) for element in self.inputs[0].replay(count, wanted)]
+
+
+class _KeyedMapperRun(Run):
+    """As MapperRun, with a generator keyed by the element's number; its position is that number."""
+
+    stateful = True
+
+    def restore(self, position: Position) -> None:
+        self.taken = 0 if position is None else count_from(position, "taken", self.stage)
+        self.generators = KeyedGenerator(self.context.key(self.stage, self.pipe))
+
+    def elements(self) -> Iterator[Any]:
+        function, generators = self.pipe.function(), self.generators
+        for element in self.inputs[0]:
+            ordinal = self.taken
+            self.taken = ordinal + 1
+            try:
+                result = function(element, rng=generators.at(ordinal))
+            except Exception as error:
+                self.note(error, element)
+                raise
+            yield result
+
+    def capture(self) -> Capture:
+        return self.taken
+
+    def describe(self, captured: Capture) -> Position:
+        return {"taken": captured}
+
+    def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
+        function, start = self.pipe.function(), self.taken
+        elements = self.inputs[0].replay(count, wanted)
+        self.taken = start + count
+        return [
+            function(element, rng=self.generators.at(start + offset))
+            for offset, element in zip(wanted, elements, strict=True)
+        ]
+
+
+@functional_datapipe("map")
+class Mapper(IterDataPipe[R]):
+    """Give `fn(x)` for each element x, or `fn` of some columns of x, put where `output_col` says.
+
+    With `rng=True`, `fn` gets a `numpy.random.Generator` as the keyword `rng`, keyed by (seed, epoch, stage,
+    stream, number of the element): random augmentation that a resume repeats exactly, wherever it stands.
+    Raises TypeError if `fn` is not callable, ValueError if it cannot take the columns.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> list(IterableWrapper([(1, 2), (3, 4)]).map(lambda a, b: a + b, input_col=[0, 1]))
+    [(3,), (7,)]
+    >>> list(IterableWrapper([{"x": 1}]).map(str, input_col="x", output_col="text"))
+    [{'x': 1, 'text': '1'}]
+    """
+
+    run_class = MapperRun
+    calls_user = True
+
+    def __init__(
+        self,
+        datapipe: IterDataPipe[Any],
+        fn: Callable[..., R],
+        input_col: Any = None,
+        output_col: Any = None,
+        *,
+        rng: bool = False,
+    ) -> None:
+        check_columns(fn, input_col, output_col, rng=rng)
+        self.datapipe = datapipe
+        self.fn = fn
+        self.input_col = input_col
+        self.output_col = output_col
+        self.rng = rng
+
+    def function(self) -> Callable[..., Any]:
+        """Return the function of one whole element that this stage applies."""
+        return apply_to_columns(self.fn, self.input_col, self.output_col)
+
+    def _make_run(self, context: Any, stage: str) -> Run:
+        own = type(self).run_class
+        return _KeyedMapperRun(self, context, stage) if self.rng and own is MapperRun else own(self, context, stage)
+
+    def _length(self, shard: Shard) -> int:
+        return length_of(self.datapipe, shard)
+
+
+@functional_datapipe("map")
+class MapMapper(MapDataPipe[R]):
+    """Give `fn(datapipe[key])` for a key, when it is asked for.
+
+    >>> from pipes.map import SequenceWrapper
+    >>> SequenceWrapper([1, 2]).map(str)[1]
+    '2'
+    """
+
+    def __init__(self, datapipe: MapDataPipe[T], fn: Callable[[T], R]) -> None:
+        check_columns(fn, None)
+        self.datapipe = datapipe
+        self.fn = fn
+
+    def __getitem__(self, index: Any) -> R:
+        return self.fn(self.datapipe[index])
+
+    def __len__(self) -> int:
+        return len(self.datapipe)  # type: ignore[arg-type]

@@ -1,0 +1,215 @@
+"""The first elements, all but the first, each with its number, the whole again: `.header`, `.skip`, `.enumerate`, `.cycle`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from operator import itemgetter
+from typing import Any, TypeVar
+
+from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, no_length
+from pipes.errors import GraphError
+from pipes.run import Run
+from pipes.state import Capture, Position, Table, Ticks, count_from
+
+__all__ = ["Cycler", "Enumerator", "Header", "Skipper"]
+
+T = TypeVar("T")
+
+_first = itemgetter(0)
+
+
+class _CountingRun(Run):
+    """Base of 1:1 stages that count their elements."""
+
+    stateful = True
+
+    def restore(self, position: Position) -> None:
+        self.ticks = Ticks(0 if position is None else count_from(position, "given", self.stage))
+
+    def capture(self) -> Capture:
+        return self.ticks.count
+
+    def describe(self, captured: Capture) -> Position:
+        return {"given": captured}
+
+    def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
+        kept = self.inputs[0].replay(count, wanted)
+        self.ticks = Ticks(self.ticks.count + count)
+        return kept
+
+
+class _HeaderRun(_CountingRun):
+    def elements(self) -> Iterator[Any]:
+        source, limit = iter(self.inputs[0]), self.pipe.limit
+        if limit is not None:
+            source = islice(source, max(0, limit - self.ticks.count))
+        return map(_first, zip(source, self.ticks, strict=False))
+
+
+@functional_datapipe("header")
+class Header(IterDataPipe[T]):
+    """Give the first `limit` elements (None: all), and take no more than those from the source.
+
+    `len` is the smaller of the two; when the source's is unknown it is `limit`, with a warning.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> list(IterableWrapper(range(9)).header(3))
+    [0, 1, 2]
+    """
+
+    run_class = _HeaderRun
+
+    def __init__(self, source_datapipe: IterDataPipe[T], limit: int | None = 10) -> None:
+        if limit is not None and limit < 0:
+            raise ValueError(f"limit must be 0 or more, or None for all, not {limit}")
+        self.source_datapipe = source_datapipe
+        self.limit = limit
+
+    def _length(self, shard: Shard) -> int:
+        try:
+            length = length_of(self.source_datapipe, shard)
+        except TypeError:
+            if self.limit is None:
+                raise
+            warnings.warn(
+                f"the length of what Header({self.limit}) reads is unknown, so its own is taken to be {self.limit}; "
+                "it may be smaller",
+                stacklevel=3,
+            )
+            return self.limit
+        return length if self.limit is None else min(length, self.limit)
+
+
+class _SkipperRun(_CountingRun):
+    def elements(self) -> Iterator[Any]:
+        first = self.pipe.count if self.ticks.count == 0 else 0
+        return map(_first, zip(islice(iter(self.inputs[0]), first, None), self.ticks, strict=False))
+
+    def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
+        first = self.pipe.count if self.ticks.count == 0 and count else 0
+        self.ticks = Ticks(self.ticks.count + count)
+        return self.inputs[0].replay(first + count, [first + offset for offset in wanted])
+
+
+@functional_datapipe("skip")
+class Skipper(IterDataPipe[T]):
+    """Leave out the first `count` elements.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> list(IterableWrapper(range(5)).skip(3))
+    [3, 4]
+    """
+
+    run_class = _SkipperRun
+
+    def __init__(self, datapipe: IterDataPipe[T], count: int) -> None:
+        if count < 0:
+            raise ValueError(f"count must be 0 or more, not {count}")
+        self.datapipe = datapipe
+        self.count = count
+
+    def _length(self, shard: Shard) -> int:
+        return max(0, length_of(self.datapipe, shard) - self.count)
+
+
+class _EnumeratorRun(_CountingRun):
+    def elements(self) -> Iterator[Any]:
+        start = self.pipe.starting_index
+        return ((start + number, element) for element, number in zip(self.inputs[0], self.ticks, strict=False))
+
+    def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
+        start = self.pipe.starting_index + self.ticks.count
+        kept = super().replay(count, wanted)
+        return [(start + offset, element) for offset, element in zip(wanted, kept, strict=True)]
+
+
+@functional_datapipe("enumerate")
+class Enumerator(IterDataPipe[tuple[int, T]]):
+    """Give `(number, element)`, numbers from `starting_index`; under several streams each counts its own elements.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> list(IterableWrapper("ab").enumerate(1))
+    [(1, 'a'), (2, 'b')]
+    """
+
+    run_class = _EnumeratorRun
+
+    def __init__(self, datapipe: IterDataPipe[T], starting_index: int = 0) -> None:
+        self.datapipe = datapipe
+        self.starting_index = starting_index
+
+    def _length(self, shard: Shard) -> int:
+        return length_of(self.datapipe, shard)
+
+
+class _CyclerRun(Run):
+    """Every round is a context of its own within the epoch, so shuffles differ from round to round."""
+
+    stateful = True
+    anchored = True
+
+    def open(self, position: Position, table: Table | None) -> None:
+        self.round = 0 if position is None else count_from(position, "round", self.stage)
+        self._begin(self.anchor_table(position))
+
+    def _begin(self, table: Table | None) -> None:
+        self.inputs = [self.context.again(self.pipe.datapipe, self.round).start(table)]
+        self.link()
+
+    def elements(self) -> Iterator[Any]:
+        rounds, fresh = self.pipe.count, False
+        while rounds is None or self.round < rounds:
+            empty = True
+            for element in self.inputs[0]:
+                empty = False
+                yield element
+            # The round that a restore went on with may rightly be at its end; a whole round that is empty never ends.
+            if empty and fresh and rounds is None:
+                raise GraphError(
+                    f"stage {self.stage} repeats an empty source for ever; check what feeds it, or give .cycle() a count"
+                )
+            self.context.leave(self.inputs[0].context)
+            self.round, fresh = self.round + 1, True
+            self._begin(None)
+
+    def capture(self) -> Capture:
+        return self.round, self.inputs[0].captures()
+
+    def describe(self, captured: Capture) -> Position:
+        round_, captures = captured
+        context = self.context.again(self.pipe.datapipe, round_)
+        try:
+            return {"round": round_, "anchor": {"table": context.start().table(captures)}}
+        finally:
+            self.context.leave(context)
+
+
+@functional_datapipe("cycle")
+class Cycler(IterDataPipe[T]):
+    """Give the whole source `count` times, or for ever; a shuffle in it draws anew each round.
+
+    An endless cycle of an empty source raises GraphError. Raises ValueError for a negative count.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> list(IterableWrapper("ab").cycle(2))
+    ['a', 'b', 'a', 'b']
+    """
+
+    run_class = _CyclerRun
+
+    def __init__(self, source_datapipe: IterDataPipe[T], count: int | None = None) -> None:
+        if count is not None and count < 0:
+            raise ValueError(f"count must be 0 or more, or None for endless rounds, not {count}")
+        self.source_datapipe = source_datapipe
+        self.count = count
+
+    @property
+    def datapipe(self) -> IterDataPipe[T]:
+        return self.source_datapipe
+
+    def _length(self, shard: Shard) -> int:
+        if self.count is None:
+            raise no_length(self, "it cycles forever; give .cycle() a count")
+        return self.count * length_of(self.source_datapipe, shard)

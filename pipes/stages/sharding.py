@@ -1,0 +1,87 @@
+"""Where a graph is split into streams: `.sharding_filter`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import TypeVar
+
+from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
+from pipes.errors import GraphError
+from pipes.run import Node, ShardRun
+
+__all__ = ["SHARDING_PRIORITIES", "ShardingFilter"]
+
+T = TypeVar("T")
+
+
+class SHARDING_PRIORITIES(IntEnum):
+    """The levels of sharding by hand, as in torch: a higher one varies faster."""
+
+    DEFAULT = 1
+    DISTRIBUTED = 2
+    MULTIPROCESSING = 3
+
+
+class _ShardingFilterRun(ShardRun):
+    def share(self) -> tuple[int, int]:
+        own, total = self.pipe.share()
+        return own + total * self.context.stream, total * self.context.streams
+
+    def input_pipes(self) -> Sequence[Node]:
+        return (self.pipe.datapipe,)
+
+
+@functional_datapipe("sharding_filter")
+class ShardingFilter(IterDataPipe[T]):
+    """Split the graph here: each stream goes on with every n-th element. One stream, as without a loader, sees all.
+
+    What is above runs once for each stream, so let it yield names, not data. `apply_sharding` shards by hand, as
+    torch's `apply_sharding` does; `sharding_group_filter` then makes the stage heed one group only.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> pipe = IterableWrapper(range(7)).sharding_filter()
+    >>> pipe.apply_sharding(3, 1)
+    >>> list(pipe), len(pipe)
+    ([1, 4], 2)
+    """
+
+    run_class = _ShardingFilterRun
+    _shards = True
+
+    def __init__(self, datapipe: IterDataPipe[T], sharding_group_filter: int | None = None) -> None:
+        self.datapipe = datapipe
+        self.sharding_group_filter = sharding_group_filter
+        self._groups: dict[int, tuple[int, int]] = {}
+
+    def apply_sharding(
+        self, num_of_instances: int, instance_id: int, sharding_group: int = SHARDING_PRIORITIES.DEFAULT
+    ) -> None:
+        """Take shard `instance_id` of `num_of_instances`; several groups multiply, the highest varying fastest.
+
+        Raises ValueError for an id out of range, GraphError when DEFAULT is mixed with another group.
+        """
+        if not 0 <= instance_id < num_of_instances:
+            raise ValueError(f"instance_id must lie in [0, {num_of_instances}), not {instance_id}")
+        group = int(sharding_group)
+        default = int(SHARDING_PRIORITIES.DEFAULT)
+        if any((group == default) != (known == default) for known in self._groups):
+            raise GraphError("sharding group DEFAULT cannot be mixed with others; give every apply_sharding a group")
+        self._groups[group] = (num_of_instances, instance_id)
+
+    def share(self) -> tuple[int, int]:
+        """Return (number of this shard, number of shards) by hand; (0, 1) unless `apply_sharding` was called."""
+        index, total = 0, 1
+        for group in sorted(self._groups, reverse=True):
+            if self.sharding_group_filter is None or group == self.sharding_group_filter:
+                instances, instance = self._groups[group]
+                index += total * instance
+                total *= instances
+        return index, total
+
+    def _length(self, shard: Shard) -> int:
+        own, count = self.share()
+        index, total = own + count * shard[0], count * shard[1]
+        return max(0, -(-(length_of(self.datapipe, (0, 1)) - index) // total))
+
+

@@ -1,0 +1,179 @@
+"""A shuffle through a buffer, with a state of two counts and one anchor: `.shuffle`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
+from pipes.errors import StateError
+from pipes.run import Context, Run
+from pipes.seeds import Draws
+from pipes.state import Anchors, Capture, Position, Ticks, count_from
+
+__all__ = ["Shuffler"]
+
+T = TypeVar("T")
+
+_LEAST_BLOCK = 64
+# An element stays in a buffer of B for more than 40 B further inputs once in e**40 times; then the first anchor serves.
+_KEPT_ANCHORS = 40
+
+
+def held_inputs(draws: Draws, buffer_size: int, taken: int, given: int) -> list[int]:
+    """Return, slot by slot, the numbers of the inputs that a shuffle holds after `taken` inputs and `given` outputs.
+
+    While inputs last, output g leaves slot `draw(g)` and input `buffer_size + g` moves in, so the holder of a slot
+    is found by walking the draws backwards to the last one that hit it. After that, outputs leave from a shrinking list.
+    """
+    size = min(buffer_size, taken)
+    swaps = taken - size
+    slots: npt.NDArray[np.int64] = np.full(size, -1, dtype=np.int64)
+    end = swaps
+    block = max(4 * size, 1024)
+    while end > 0 and (slots < 0).any():
+        start = max(0, end - block)
+        draws.seek(start)
+        hit = draws.integers(size, end - start)
+        found = np.full(size, -1, dtype=np.int64)
+        found[hit] = np.arange(start, end) + size
+        slots = np.where(slots < 0, found, slots)
+        end = start
+    held: list[int] = np.where(slots < 0, np.arange(size), slots).tolist()
+    left = given - swaps
+    draws.seek(swaps)
+    for slot in draws.below(np.arange(size, size - left, -1), left):
+        last = held.pop()
+        if slot < len(held):
+            held[slot] = last
+    return held
+
+
+class _ShufflerRun(Run):
+    """Draw number g decides output g; the anchors lie one buffer length (at least 64 inputs) apart."""
+
+    stateful = True
+    anchored = True
+
+    def restore(self, position: Position) -> None:
+        self.size: int = self.pipe.buffer_size
+        self.anchors = Anchors(self.upstream, _KEPT_ANCHORS)
+        self.buffer: list[Any] = []
+        self.ticks = Ticks(0)
+        # The number of inputs taken where it does not follow from the outputs: at the start, and once the input has ended.
+        self.fixed: int | None = 0
+        if position is None:
+            self.anchors.note(0)
+            return
+        taken, given = count_from(position, "taken", self.stage), count_from(position, "given", self.stage)
+        anchor = count_from(position["anchor"], "taken", self.stage)
+        if given > taken or anchor > taken or (given and taken - given > self.size):
+            raise StateError(f"the saved state is damaged: the counts of stage {self.stage} contradict each other")
+        held = held_inputs(self.draws(), self.size, taken, given)
+        order = sorted(range(len(held)), key=held.__getitem__)
+        if order and held[order[0]] < anchor:
+            raise StateError(f"the saved state is damaged: the anchor of stage {self.stage} is too young")
+        self.anchors.note(anchor)
+        elements = self.inputs[0].replay(taken - anchor, [held[slot] - anchor for slot in order])
+        self.buffer = [None] * len(held)
+        for slot, element in zip(order, elements, strict=True):
+            self.buffer[slot] = element
+        self.ticks = Ticks(given)
+        self.fixed = None if given and len(held) == self.size else taken
+
+    def elements(self) -> Iterator[Any]:
+        buffer, size, source = self.buffer, self.size, iter(self.inputs[0])
+        draws = self.draws(self.ticks.count)
+        if not self.fixed:
+            buffer.extend(islice(source, size - len(buffer)))
+            self.fixed = None if len(buffer) == size else len(buffer)
+        if self.fixed is None:
+            length, ticks = max(size, _LEAST_BLOCK), self.ticks
+            while True:
+                start = ticks.count
+                self.anchors.note(start + size)
+                for slot, element, _ in zip(draws.below(size, length), source, ticks, strict=False):
+                    chosen = buffer[slot]
+                    buffer[slot] = element
+                    yield chosen
+                if ticks.count - start < length:
+                    break
+            self.fixed = ticks.count + size
+        yield from self._drain()
+
+    def _drain(self) -> Iterator[Any]:
+        buffer = self.buffer
+        bounds = np.arange(len(buffer), 0, -1)
+        slots = self.draws(self.ticks.count).below(bounds, len(bounds))
+        for slot, _ in zip(slots, self.ticks, strict=False):
+            chosen = last = buffer.pop()
+            if slot < len(buffer):
+                chosen, buffer[slot] = buffer[slot], last
+            yield chosen
+
+    def capture(self) -> Capture:
+        given = self.ticks.count
+        return given + self.size if self.fixed is None else self.fixed, given, self.anchors.entries
+
+    def describe(self, captured: Capture) -> Position:
+        taken, given, entries = captured
+        held = held_inputs(self.draws(), self.size, taken, given)
+        return {
+            "taken": taken,
+            "given": given,
+            "anchor": self.anchors.describe(entries, min(held, default=taken)),
+        }
+
+
+class _InOrderRun(Run):
+    """A shuffle that was switched off."""
+
+    def elements(self) -> Iterator[Any]:
+        return iter(self.inputs[0])
+
+    def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
+        return self.inputs[0].replay(count, wanted)
+
+
+@functional_datapipe("shuffle")
+class Shuffler(IterDataPipe[T]):
+    """Shuffle through a buffer of `buffer_size` elements: each new element takes the place of a random one, which is given.
+
+    The order is a function of (seed, epoch, stage, stream) alone, so a resume draws the same numbers without replaying
+    them. No element is given more than `buffer_size` places early. `unbatch_level` opens batches first, as `.unbatch`.
+    Raises AssertionError for a buffer_size below 1.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> pipe = IterableWrapper(range(8)).shuffle(4).set_seed(1)
+    >>> first = list(pipe)
+    >>> sorted(first) == list(range(8)), list(pipe.set_seed(1)) == first
+    (True, True)
+    """
+
+    def __init__(self, datapipe: IterDataPipe[Any], buffer_size: int = 10000, unbatch_level: int = 0) -> None:
+        assert buffer_size > 0, f"buffer_size must be at least 1, not {buffer_size}"
+        self.datapipe = datapipe if unbatch_level == 0 else datapipe.unbatch(unbatch_level)
+        self.buffer_size = buffer_size
+        self._enabled = True
+        self._seed: int | None = None
+        self._seed_epoch: int | None = 0
+
+    def set_shuffle(self, shuffle: bool = True) -> Shuffler[T]:
+        """Switch the shuffle on or off (then elements pass in order); returns the pipe."""
+        self._enabled = shuffle
+        return self
+
+    def set_seed(self, seed: int) -> Shuffler[T]:
+        """Use `seed` for this stage, from its next iteration on as epoch 0; returns the pipe."""
+        self._seed, self._seed_epoch = seed, None
+        return self
+
+    def _make_run(self, context: Context, stage: str) -> Run:
+        return _ShufflerRun(self, context, stage) if self._enabled else _InOrderRun(self, context, stage)
+
+    def _length(self, shard: Shard) -> int:
+        return length_of(self.datapipe, shard)

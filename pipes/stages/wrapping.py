@@ -1,0 +1,242 @@
+"""Sources over what is already in memory: any iterable, any sequence or mapping."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from operator import itemgetter
+from typing import Any, TypeVar
+
+from pipes.datapipe import IterDataPipe, MapDataPipe, Shard, no_length
+from pipes.errors import StateError
+from pipes.run import Node, Run
+from pipes.state import Capture, Position, Ticks, count_from
+
+__all__ = ["IterableWrapper", "MapToIterConverter", "SequenceWrapper", "as_pipe"]
+
+T = TypeVar("T")
+
+_ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None), range})
+_first = itemgetter(0)
+
+
+class _WrapperRun(Run):
+    """Lists, tuples, ranges and strings are read by position; other iterables are counted and re-read on a restore."""
+
+    stateful = True
+
+    def restore(self, position: Position) -> None:
+        self.start = 0 if position is None else count_from(position, "at", self.stage)
+        self.cursor: Any = None
+
+    def _read(self) -> None:
+        """Take the data as it is now, when the first element is wanted, and stand at `start`."""
+        if self.cursor is not None:
+            return
+        self.data = self._snapshot()
+        self.fixed = type(self.data) in (list, tuple, range, str, bytes)
+        if self.fixed and self.start > len(self.data):
+            raise StateError(
+                f"stage {self.stage} has {len(self.data)} elements, but the state was saved after element {self.start}; "
+                "the data changed: resume with the data the state was made from, or start afresh"
+            )
+        self.cursor = iter(self.data) if self.fixed else Ticks(self.start)
+        if self.fixed:
+            self.cursor.__setstate__(self.start)
+
+    def _snapshot(self) -> Any:
+        """Return the data to read; a list is copied, so that edits during the epoch do not show."""
+        data = self.pipe.iterable
+        self.copies = False
+        if not self.pipe.deepcopy:
+            return data
+        if type(data) in _ATOMS:
+            return data
+        if type(data) in (list, tuple):
+            # Elements are copied one by one as they are read: a stage that edits them must not edit the source.
+            self.copies = not _ATOMS.issuperset(map(type, data))
+            return list(data) if type(data) is list else data
+        try:
+            return copy.deepcopy(data)
+        except Exception as error:
+            if not isinstance(data, Iterator):
+                warnings.warn(
+                    f"stage {self.stage} cannot deep-copy its iterable ({type(error).__name__}: {error}), so edits to its "
+                    "elements show in the original; pass deepcopy=False to say that this is fine",
+                    stacklevel=2,
+                )
+            else:
+                warnings.warn(
+                    f"stage {self.stage} wraps a {type(data).__name__}, which can be read once: the second epoch will be "
+                    "empty; wrap a list, or a class whose __iter__ starts afresh",
+                    stacklevel=2,
+                )
+            return data
+
+    def elements(self) -> Iterator[Any]:
+        self._read()
+        if self.fixed:
+            source: Iterator[Any] = self.cursor
+        else:
+            source = map(_first, zip(islice(iter(self.data), self.start, None), self.cursor, strict=False))
+        return map(copy.deepcopy, source) if self.copies else source
+
+    def capture(self) -> Capture:
+        if self.cursor is None:
+            return self.start
+        return len(self.data) - self.cursor.__length_hint__() if self.fixed else self.cursor.count
+
+    def describe(self, captured: Capture) -> Position:
+        return {"at": captured}
+
+    def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
+        self._read()
+        start = self.capture()
+        if not self.fixed or start + count > len(self.data):
+            return super().replay(count, wanted)
+        kept = [self.data[start + offset] for offset in wanted]
+        self.cursor.__setstate__(start + count)
+        return [copy.deepcopy(element) for element in kept] if self.copies else kept
+
+
+class IterableWrapper(IterDataPipe[T]):
+    """Yield the elements of any iterable, by default as copies, so that stages which edit them leave it unchanged.
+
+    Edits to the iterable before an epoch show in it, later ones do not. An iterator that can be read only once gives
+    one epoch; a warning says so.
+
+    >>> list(IterableWrapper([3, 1, 2]))
+    [3, 1, 2]
+    """
+
+    run_class = _WrapperRun
+    _opaque = frozenset({"iterable"})
+
+    def __init__(self, iterable: Iterable[T], deepcopy: bool = True) -> None:
+        self.iterable = iterable
+        self.deepcopy = deepcopy
+
+    def _length(self, shard: Shard) -> int:
+        try:
+            return len(self.iterable)  # type: ignore[arg-type]
+        except TypeError:
+            raise no_length(self, f"its iterable, a {type(self.iterable).__name__}, has none") from None
+
+
+class SequenceWrapper(MapDataPipe[T]):
+    """Give the elements of a sequence or mapping by key, from a deep copy made at construction.
+
+    >>> squares = SequenceWrapper([0, 1, 4])
+    >>> squares[2], len(squares)
+    (4, 3)
+    """
+
+    _opaque = frozenset({"sequence"})
+
+    def __init__(self, sequence: Any, deepcopy: bool = True) -> None:
+        if deepcopy:
+            try:
+                sequence = copy.deepcopy(sequence)
+            except Exception as error:
+                warnings.warn(
+                    f"SequenceWrapper cannot deep-copy its sequence ({type(error).__name__}: {error}) and uses the "
+                    "original; pass deepcopy=False to say that this is fine",
+                    stacklevel=2,
+                )
+        self.sequence = sequence
+        self.deepcopy = deepcopy
+
+    def __getitem__(self, index: Any) -> T:
+        return self.sequence[index]  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+
+class _KeysRun(Run):
+    """Read a map pipe key by key; the position is the number of keys read."""
+
+    stateful = True
+
+    def input_pipes(self) -> Sequence[Node]:
+        return ()
+
+    def restore(self, position: Position) -> None:
+        self.start = 0 if position is None else count_from(position, "at", self.stage)
+        self.cursor: Any = None
+
+    def _read(self) -> None:
+        if self.cursor is not None:
+            return
+        self.keys = self.pipe.indices or range(len(self.pipe.datapipe))
+        if self.start > len(self.keys):
+            raise StateError(
+                f"stage {self.stage} has {len(self.keys)} keys, but the state was saved after key {self.start}; the data "
+                "changed: resume with the data the state was made from, or start afresh"
+            )
+        self.cursor = iter(self.keys)
+        self.cursor.__setstate__(self.start)
+
+    def elements(self) -> Iterator[Any]:
+        self._read()
+        datapipe = self.pipe.datapipe
+        for key in self.cursor:
+            try:
+                element = datapipe[key]
+            except Exception as error:
+                self.note(error, key)
+                raise
+            yield element
+
+    def capture(self) -> Capture:
+        return self.start if self.cursor is None else len(self.keys) - self.cursor.__length_hint__()
+
+    def describe(self, captured: Capture) -> Position:
+        return {"at": captured}
+
+    def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
+        self._read()
+        start = self.capture()
+        if start + count > len(self.keys):
+            return super().replay(count, wanted)
+        self.cursor.__setstate__(start + count)
+        return [self.pipe.datapipe[self.keys[start + offset]] for offset in wanted]
+
+
+class MapToIterConverter(IterDataPipe[T]):
+    """Iterate a map pipe over `indices`, by default `range(len(datapipe))`.
+
+    >>> list(SequenceWrapper({"a": 1, "b": 2}).to_iter_datapipe(["b", "a"]))
+    [2, 1]
+    """
+
+    run_class = _KeysRun
+
+    def __init__(self, datapipe: MapDataPipe[T], indices: Iterable[Any] | None = None) -> None:
+        if not isinstance(datapipe, MapDataPipe):
+            raise TypeError(f"MapToIterConverter reads a MapDataPipe, not a {type(datapipe).__name__}")
+        self.datapipe = datapipe
+        self.indices = None if indices is None else list(indices)
+
+    def _length(self, shard: Shard) -> int:
+        if self.indices:
+            return len(self.indices)
+        return len(self.datapipe)  # type: ignore[arg-type]
+
+
+MapDataPipe.register_datapipe_as_function("to_iter_datapipe", MapToIterConverter)
+
+
+def as_pipe(source: Any) -> IterDataPipe[Any]:
+    """Return `source` if it is an iterable pipe, a map pipe's elements, or a wrapper around any other iterable."""
+    if isinstance(source, IterDataPipe):
+        return source
+    if isinstance(source, MapDataPipe):
+        return MapToIterConverter(source)
+    if isinstance(source, Iterable) and not isinstance(source, str | bytes):
+        return IterableWrapper(source, deepcopy=False)
+    raise TypeError(f"a stage reads a pipe or an iterable, not a {type(source).__name__}")
+
+
