@@ -10,9 +10,14 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 from residue import Holdings, settled, stop_forkserver
 
 SETTLE_SECONDS = 10.0
+
+# no deadline for an example: this machine may be busy; in CI always the same examples
+settings.register_profile("pipes", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("pipes")
 
 AWS_FOR_TESTS = {
     "AWS_ACCESS_KEY_ID": "testing",
