@@ -1,0 +1,122 @@
+"""Errors on their way from a worker to main.
+
+Contract: whatever a worker raises becomes an ordinary exception in main. It has the same type, arguments, attributes
+and notes where it survives pickling unchanged; else it is a RemoteError with its class name and message. Either way
+the worker's traceback is its cause, and a note names the worker. What would end main or its loop (SystemExit,
+KeyboardInterrupt, GeneratorExit, StopIteration) is always a RemoteError. Neither packing nor unpacking ever raises.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import traceback
+from collections.abc import Sequence
+from typing import TypedDict
+
+from pipes.errors import RemoteError, RemoteTraceback
+
+__all__ = ["pack_error", "unpack_error"]
+
+#: Raised out of `next()` these would end the loop in silence.
+_ENDS_A_LOOP = (StopIteration, StopAsyncIteration)
+
+
+class _Packed(TypedDict):
+    exception: bytes | None
+    type: str
+    message: str
+    notes: list[str]
+    traceback: str
+    worker: int
+
+
+def pack_error(exc: BaseException, worker: int, notes: Sequence[str] = ()) -> bytes:
+    """Return `exc` and the traceback that it carries as bytes; `notes` are added to its own.
+
+    >>> try:
+    ...     {}["a"]
+    ... except KeyError as error:
+    ...     packed = pack_error(error, worker=2, notes=["in stage 1: Mapper"])
+    >>> error = unpack_error(packed)
+    >>> type(error), error.args, error.__notes__
+    (<class 'KeyError'>, ('a',), ['in stage 1: Mapper', 'raised in worker 2'])
+    """
+    packed: _Packed = {
+        "exception": _pickled(exc),
+        "type": _type_name(type(exc)),
+        "message": _message(exc),
+        "notes": [*_notes(exc), *notes],
+        "traceback": _traceback(exc),
+        "worker": worker,
+    }
+    return pickle.dumps(packed)
+
+
+def unpack_error(packed: bytes) -> BaseException:
+    """Return the exception to raise in main for what `pack_error` packed in a worker."""
+    data: _Packed = pickle.loads(packed)
+    error = _unpickled(data)
+    if error is None:
+        error = RemoteError(f"{data['type']}: {data['message']}", data["type"])
+    error.__cause__ = RemoteTraceback(f"\n{data['traceback'].rstrip()}")
+    # Set as a whole: the pickled exception may or may not have brought its notes along.
+    error.__notes__ = [*data["notes"], f"raised in worker {data['worker']}"]
+    return error
+
+
+def _pickled(exc: BaseException) -> bytes | None:
+    if not isinstance(exc, Exception) or isinstance(exc, _ENDS_A_LOOP):
+        return None
+    try:
+        # Plainly, so that a class from a script or notebook is main's own class again.
+        pickled = pickle.dumps(exc)
+        copy = pickle.loads(pickled)
+        same = type(copy) is type(exc) and _appearance(copy) == _appearance(exc)
+    except BaseException:
+        # User code runs here, and even a SystemExit out of it must not replace the error that is on its way.
+        return None
+    return pickled if same else None
+
+
+def _appearance(exc: BaseException) -> str:
+    # Addresses differ between an object and its copy.
+    return re.sub(r"0x[0-9a-fA-F]+", "0x", f"{exc.args!r} {exc}")
+
+
+def _unpickled(data: _Packed) -> BaseException | None:
+    if data["exception"] is None:
+        return None
+    try:
+        error = pickle.loads(data["exception"])
+        # Attributes that cannot be set would make the raising fail later.
+        error.__notes__ = []
+    except (Exception, SystemExit):
+        return None
+    return error if isinstance(error, Exception) else None
+
+
+def _message(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except BaseException:
+        return "<unprintable>"
+
+
+def _notes(exc: BaseException) -> list[str]:
+    notes = getattr(exc, "__notes__", None)
+    return [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
+
+
+def _type_name(kind: type) -> str:
+    return (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def _traceback(exc: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(exc))
+    except BaseException:
+        frames = "".join(traceback.format_tb(exc.__traceback__))
+        return f"Traceback (most recent call last):\n{frames}{_type_name(type(exc))}: {_message(exc)}\n"
