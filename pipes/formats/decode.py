@@ -1,0 +1,129 @@
+"""Decode the fields of a sample by their extension: images, JSON, text, class numbers, numpy arrays.
+
+    >>> decode({"__key__": "a", "json": b'{"k": 1}', "cls": b"3", "bin": b"raw"})
+    {'__key__': 'a', 'json': {'k': 1}, 'cls': 3, 'bin': b'raw'}
+
+As a stage: `.webdataset().map(decode)`, or with settings `.map(Decoder(images="torch"))`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING, Any, Literal
+
+from pipes.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["Decoder", "decode"]
+
+_IMAGES = frozenset(("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm"))
+_TEXTS = frozenset(("txt", "text", "transcript"))
+_NUMBERS = frozenset(("cls", "cls2", "index", "inx", "id"))
+_PICKLES = frozenset(("pkl", "pickle", "pt", "pth", "pyd"))
+
+
+class Decoder:
+    """A picklable function from a sample with bytes or streams to the same sample with values.
+
+    >>> import numpy as np
+    >>> from io import BytesIO
+    >>> array = BytesIO(); np.save(array, np.arange(3))
+    >>> Decoder()({"__key__": "a", "npy": array.getvalue(), "txt": b"hello"})
+    {'__key__': 'a', 'npy': array([0, 1, 2]), 'txt': 'hello'}
+
+    By the last extension ("seg.png" is a PNG): images become `images`: "numpy" (uint8, height x width x channels),
+    "torch" (uint8, channels x height x width) or "pil", converted to `mode` ("RGB"; "L" has no channel axis in numpy;
+    None keeps the file's own); `json`; `txt` and `text` as str; `cls`, `cls2`, `index`, `id` as int; `npy` as an array.
+    `pkl` and `pt` files can run code when they are read, so they stay bytes unless `unsafe=True`. All else stays bytes.
+    Streams are read and closed. The sample itself is not changed; a new one of its own type comes back.
+
+    Raises:
+        DataError: a field does not decode; names the sample's key and the field.
+        ImportError: an image, and Pillow is not installed.
+        ValueError: `images` is none of the three.
+    """
+
+    def __init__(
+        self, images: Literal["numpy", "pil", "torch"] = "numpy", *, mode: str | None = "RGB", unsafe: bool = False
+    ) -> None:
+        if images not in ("numpy", "pil", "torch"):
+            raise ValueError(f"images={images!r} is not one of 'numpy', 'pil', 'torch'")
+        self.images = images
+        self.mode = mode
+        self.unsafe = unsafe
+
+    def __repr__(self) -> str:
+        return f"Decoder(images={self.images!r}, mode={self.mode!r}, unsafe={self.unsafe})"
+
+    def __call__(self, sample: Any) -> Any:
+        decoded = {}
+        for field, value in sample.items():
+            if field[:2] == "__":
+                decoded[field] = value
+                continue
+            try:
+                if not isinstance(value, bytes | str | int | float) and callable(getattr(value, "read", None)):
+                    stream, value = value, value.read()
+                    stream.close()
+                decoded[field] = self.value(field, value) if isinstance(value, bytes) else value
+            except ImportError:
+                raise
+            except Exception as error:
+                where = f"sample {sample.get('__key__')!r}: field {field!r}"
+                raise DataError(f"{where} does not decode: {type(error).__name__}: {error}") from error
+        return type(sample)(decoded)
+
+    def value(self, field: str, data: bytes) -> Any:
+        """One field's bytes as a value; bytes again when the extension is not known."""
+        extension = field.rpartition(".")[2].lower()
+        if extension in _IMAGES:
+            return self._image(data)
+        if extension == "json":
+            return json.loads(data)
+        if extension in _TEXTS:
+            return data.decode("utf-8")
+        if extension in _NUMBERS:
+            return int(data)
+        if extension == "npy":
+            import numpy
+
+            return numpy.load(io.BytesIO(data), allow_pickle=False)
+        if self.unsafe and extension in _PICKLES:
+            return _unpickle(extension, data)
+        return data
+
+    def _image(self, data: bytes) -> Any:
+        try:
+            from PIL import Image as pillow
+        except ImportError as error:
+            raise ImportError('decoding images needs Pillow: pip install "pipes[images]"') from error
+        with pillow.open(io.BytesIO(data)) as opened:
+            image: Image = opened.convert(self.mode) if self.mode is not None else opened
+            image.load()
+        if self.images == "pil":
+            return image
+        import numpy
+
+        array = numpy.array(image)
+        if self.images == "numpy":
+            return array
+        import torch
+
+        tensor = torch.from_numpy(array)
+        return tensor.permute(2, 0, 1).contiguous() if tensor.ndim == 3 else tensor.unsqueeze(0)
+
+
+def _unpickle(extension: str, data: bytes) -> Any:
+    if extension in ("pt", "pth"):
+        import torch
+
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+    import pickle
+
+    return pickle.loads(data)
+
+
+decode = Decoder()

@@ -1,0 +1,120 @@
+"""Rows of comma- or tab-separated text out of byte chunks of any size.
+
+Source: RFC 4180, read by the standard library's `csv` with its dialect parameters. A quoted field may hold line breaks,
+which stay as they are (CR LF stays CR LF); a byte-order mark is dropped.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+from pipes.errors import DataError
+
+__all__ = ["DelimitedRows"]
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class DelimitedRows:
+    """The rows of a delimited text, as lists of str.
+
+    >>> rows = DelimitedRows([b'id,text\\r\\n1,"two\\r\\nli', b'nes"\\r\\n'], "a.csv")
+    >>> for row in rows:
+    ...     print(row, rows.position)
+    ['id', 'text'] 9
+    ['1', 'two\\r\\nlines'] 25
+
+    Args:
+        chunks: bytes from `position` on (`pipes.formats.chunks.read_chunks`, `decompress`).
+        name: what errors call the text.
+        encoding: any that keeps ASCII's line ends, so UTF-8, Latin-1, Shift-JIS, but not UTF-16.
+        errors: as in `bytes.decode`.
+        position, line: where the chunks begin, as an earlier reader told.
+        fmtparams: as in `csv.reader`: `delimiter`, `quotechar`, `strict`, …
+
+    Attributes:
+        position: the byte after the last row given.
+        line: how many lines (not rows) have been read.
+
+    Raises:
+        DataError: a row is not what the dialect says, or not in the encoding; names the text, the line and the byte.
+        ValueError: the encoding does not keep ASCII's line ends.
+    """
+
+    def __init__(
+        self,
+        chunks: Iterable[bytes],
+        name: str,
+        *,
+        encoding: str = "utf-8",
+        errors: str = "strict",
+        position: int = 0,
+        line: int = 0,
+        **fmtparams: Any,
+    ) -> None:
+        encoding = codecs.lookup(encoding).name.removesuffix("-sig")
+        if "\r\n".encode(encoding) != b"\r\n":
+            raise ValueError(f"{name}: encoding {encoding!r} has line ends of its own; convert the text to UTF-8 first")
+        self.name = name
+        self._encoding, self._errors = encoding, errors
+        self._line = line
+        # The block that the csv module reads at present: its first byte, its bytes, and the lines read before it.
+        self._base, self._block, self._before = position, b"", 0
+        self._reader = csv.reader(chain.from_iterable(self._blocks(chunks)), **fmtparams)
+        self._rows = self._read()
+
+    def __iter__(self) -> Iterator[list[str]]:
+        return self._rows
+
+    @property
+    def line(self) -> int:
+        return self._line + self._reader.line_num
+
+    @property
+    def position(self) -> int:
+        # Counted only when asked: per row it would cost a fifth of the parsing.
+        lines = self._block.splitlines(keepends=True)
+        return self._base + sum(map(len, lines[: self._reader.line_num - self._before]))
+
+    def _read(self) -> Iterator[list[str]]:
+        try:
+            yield from self._reader
+        except (csv.Error, UnicodeDecodeError) as error:
+            hint = "; csv.field_size_limit(n) raises the limit" if "field limit" in str(error) else ""
+            raise DataError(
+                f"{self.name}: line {self.line} (around byte {self.position}) is not valid: {error}{hint}"
+            ) from error
+
+    def _blocks(self, chunks: Iterable[bytes]) -> Iterator[Iterable[str]]:
+        """The text in blocks of whole lines, each an iterable of lines with their ends."""
+        for block in _whole_lines(chunks):
+            self._base += len(self._block)
+            self._block, self._before = block, self._reader.line_num
+            if self._base == 0 and self._encoding == "utf-8":
+                block = block.removeprefix(_BOM)
+            try:
+                yield io.StringIO(block.decode(self._encoding, self._errors), newline="")
+            except UnicodeDecodeError:
+                # Line by line, so that the rows before the bad one still come and the error names its line.
+                yield (line.decode(self._encoding, self._errors) for line in block.splitlines(keepends=True))
+
+
+def _whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    parts: list[bytes] = []
+    for chunk in chunks:
+        # A CR at the very end may have its LF in the next chunk.
+        cut = max(chunk.rfind(b"\n"), chunk.rfind(b"\r", 0, max(len(chunk) - 1, 0))) + 1
+        if cut:
+            parts.append(chunk[:cut])
+            yield b"".join(parts)
+            parts = [chunk[cut:]]
+        else:
+            parts.append(chunk)
+    rest = b"".join(parts)
+    if rest:
+        yield rest

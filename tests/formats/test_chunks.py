@@ -1,0 +1,117 @@
+"""Chunks of bytes and their decompression."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import sys
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipes.errors import DataError, TruncatedError
+from pipes.formats.chunks import decompress, expand, read_chunks, sniff
+
+
+def zstd(data: bytes) -> bytes:
+    zstandard = pytest.importorskip("zstandard")
+    return bytes(zstandard.ZstdCompressor().compress(data))
+
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": zstd,
+}
+
+
+def pieces(data: bytes, size: int) -> list[bytes]:
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+@given(
+    st.lists(st.binary(max_size=3000), min_size=1, max_size=4), st.sampled_from(sorted(PACKERS)), st.integers(1, 700)
+)
+@settings(deadline=None)
+def test_every_compression_in_any_chunks_and_members(members: list[bytes], kind: str, size: int) -> None:
+    packed = b"".join(PACKERS[kind](member) for member in members)
+    assert b"".join(expand(pieces(packed, size), "a", kind)) == b"".join(members)
+    assert b"".join(decompress(pieces(packed, size), "a")) == b"".join(members)
+
+
+@pytest.mark.parametrize("kind", sorted(PACKERS))
+def test_output_is_bounded_and_complete(kind: str) -> None:
+    packed = PACKERS[kind](bytes(40_000_000))
+    sizes = [len(piece) for piece in expand([packed], "a", kind)]
+    assert sum(sizes) == 40_000_000
+    assert max(sizes) <= (64 << 20 if kind == "zst" else 1 << 20)
+
+
+@pytest.mark.parametrize("kind", sorted(PACKERS))
+def test_cut_data_end_in_an_error_at_every_byte(kind: str) -> None:
+    packed = PACKERS[kind](b"some text " * 50)
+    for cut in range(len(packed)):
+        with pytest.raises(TruncatedError, match=rf"a\.bin: (empty|cut at byte {cut})"):
+            list(expand([packed[:cut]] if cut else [], "a.bin", kind))
+
+
+@pytest.mark.parametrize("kind", sorted(PACKERS))
+def test_damaged_data_are_errors_that_name_the_file(kind: str) -> None:
+    packed = bytearray(PACKERS[kind](bytes(range(256)) * 20))
+    packed[:3] = b"???"
+    with pytest.raises(DataError, match=rf"a\.bin: bad {kind} data"):
+        list(expand([bytes(packed)], "a.bin", kind))
+
+
+def test_padding_after_a_member_is_no_data_but_other_bytes_are_an_error() -> None:
+    packed = gzip.compress(b"abc")
+    assert b"".join(expand([packed + bytes(9), bytes(9)], "a", "gz")) == b"abc"
+    assert b"".join(expand([packed + bytes(9), packed], "a", "gz")) == b"abcabc"
+    with pytest.raises(DataError, match="bad gz data"):
+        list(expand([packed, b"garbage"], "a", "gz"))
+
+
+def test_sniffing_is_strict_and_needs_ten_bytes() -> None:
+    for kind, pack in PACKERS.items():
+        assert sniff(pack(b"x")[:10]) == kind
+    assert sniff(bz2.compress(b"")[:10]) == "bz2"
+    assert [sniff(data) for data in (b"", b"BZh9 is a text", b"\x1f\x8b")] == ["", "", ""]
+    assert b"".join(decompress([b"pl", b"", b"ain"], "a")) == b"plain"
+    assert list(decompress([], "a")) == []
+    assert b"".join(decompress([gzip.compress(b"x")], "a", "")) == gzip.compress(b"x")
+
+
+def test_zstd_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    if sys.version_info >= (3, 14):
+        pytest.skip("this Python reads zstd by itself")
+    packed = zstd(b"x")
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install zstandard"):
+        list(decompress([packed], "a.zst"))
+    with pytest.raises(ValueError, match="unknown compression 'lz4'"):
+        list(expand([packed], "a", "lz4"))
+
+
+def test_reading_chunks() -> None:
+    assert list(read_chunks(io.BytesIO(b"abcde"), "a", 2)) == [b"ab", b"cd", b"e"]
+
+    class Nothing:
+        def read(self, size: int) -> None:
+            return None
+
+    with pytest.raises(BlockingIOError, match="non-blocking"):
+        list(read_chunks(Nothing(), "a"))
+
+    class Arrays:
+        def __init__(self) -> None:
+            self.left = [bytearray(b"ab"), memoryview(b"cd"), b""]
+
+        def read(self, size: int) -> object:
+            return self.left.pop(0)
+
+    assert list(read_chunks(Arrays(), "a")) == [b"ab", b"cd"]

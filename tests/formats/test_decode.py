@@ -1,0 +1,134 @@
+"""Fields decoded by their extension."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pipes.errors import DataError
+from pipes.formats.decode import Decoder, decode
+from pipes.formats.webdataset import Sample
+from pipes.utils import StreamWrapper
+
+
+def picture(kind: str, mode: str = "RGB") -> bytes:
+    buffer = io.BytesIO()
+    Image.new(mode, (4, 3), 200 if mode == "L" else (10, 200, 30)).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def array() -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, np.arange(6).reshape(2, 3))
+    return buffer.getvalue()
+
+
+def test_everything_by_its_extension() -> None:
+    sample = Sample(
+        {
+            "__key__": "a",
+            "seg.PNG": picture("png"),
+            "json": b'{"k": [1, null]}',
+            "txt": "é".encode(),
+            "cls": b" 3\n",
+            "npy": array(),
+            "bin": b"raw",
+            "weights.pt": b"bytes",
+            "count": 5,
+        }
+    )
+    done = decode(sample)
+    assert type(done) is Sample
+    assert done["seg.PNG"].shape == (3, 4, 3)
+    assert done["seg.PNG"].dtype == np.uint8
+    assert tuple(done["seg.PNG"][0, 0]) == (10, 200, 30)
+    assert (done["json"], done["txt"], done["cls"], done["bin"]) == ({"k": [1, None]}, "é", 3, b"raw")
+    assert np.array_equal(done["npy"], np.arange(6).reshape(2, 3))
+    assert (done["__key__"], done["weights.pt"], done["count"]) == ("a", b"bytes", 5)
+    assert sample["cls"] == b" 3\n"
+
+
+@pytest.mark.parametrize("kind", ["png", "bmp", "gif", "tiff", "webp", "jpeg"])
+def test_image_kinds_and_forms(kind: str) -> None:
+    data = {"__key__": "a", kind: picture(kind)}
+    tensor = Decoder(images="torch")(data)[kind]
+    assert tensor.shape == (3, 3, 4)
+    assert tensor.dtype == torch.uint8
+    assert tensor.is_contiguous()
+    image = Decoder(images="pil")(data)[kind]
+    assert (image.size, image.mode) == ((4, 3), "RGB")
+    assert np.array_equal(np.array(image), decode(data)[kind])
+    assert np.array_equal(tensor.permute(1, 2, 0).numpy(), decode(data)[kind])
+
+
+def test_modes() -> None:
+    grey = {"__key__": "a", "png": picture("png", "L")}
+    assert decode(grey)["png"].shape == (3, 4, 3)
+    assert Decoder(mode=None)(grey)["png"].shape == (3, 4)
+    assert Decoder("torch", mode="L")(grey)["png"].shape == (1, 3, 4)
+    assert Decoder("pil", mode=None)(grey)["png"].mode == "L"
+
+
+def test_images_can_be_written_to() -> None:
+    done = decode({"__key__": "a", "png": picture("png")})
+    done["png"][0, 0, 0] = 1
+    assert done["png"][0, 0, 0] == 1
+
+
+def test_streams_are_read_and_closed() -> None:
+    stream = StreamWrapper(io.BytesIO(b"[1]"), name="a.json")
+    assert decode({"__key__": "a", "json": stream}) == {"__key__": "a", "json": [1]}
+    assert stream.closed
+
+
+@pytest.mark.parametrize(
+    ("field", "data"), [("jpg", b"no image"), ("json", b"{"), ("cls", b"x"), ("txt", b"\xff"), ("x.npy", b"")]
+)
+def test_errors_name_sample_and_field(field: str, data: bytes) -> None:
+    with pytest.raises(DataError, match=rf"sample 'd/a': field '{field}' does not decode"):
+        decode({"__key__": "d/a", field: data})
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return (sys.exit, ("code ran",))
+
+
+def test_no_code_runs_from_data() -> None:
+    buffer = io.BytesIO()
+    torch.save(Evil(), buffer)
+    data = {"__key__": "a", "pkl": pickle.dumps(Evil()), "pt": buffer.getvalue()}
+    assert decode(data) == data
+    objects = io.BytesIO()
+    np.save(objects, np.array([Evil()], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match="allow_pickle"):
+        decode({"__key__": "a", "npy": objects.getvalue()})
+
+
+def test_pickles_by_choice() -> None:
+    buffer = io.BytesIO()
+    torch.save({"w": torch.ones(2)}, buffer)
+    done = Decoder(unsafe=True)({"__key__": "a", "pkl": pickle.dumps([1]), "pt": buffer.getvalue()})
+    assert done["pkl"] == [1]
+    assert torch.equal(done["pt"]["w"], torch.ones(2))
+
+
+def test_settings() -> None:
+    decoder = pickle.loads(pickle.dumps(Decoder("torch", mode="L", unsafe=True)))
+    assert repr(decoder) == "Decoder(images='torch', mode='L', unsafe=True)"
+    with pytest.raises(ValueError, match="images='jax' is not one of"):
+        Decoder("jax")  # type: ignore[arg-type]
+
+
+def test_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ImportError, match=r'pip install "pipes\[images\]"'):
+        decode({"__key__": "a", "png": b""})
+    assert decode({"__key__": "a", "cls": b"1"})["cls"] == 1

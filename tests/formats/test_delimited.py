@@ -1,0 +1,99 @@
+"""Delimited text in chunks of any size."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipes.errors import DataError
+from pipes.formats.delimited import DelimitedRows
+
+HARD = b"\xef\xbb\xbf" + b'id,text\r\n1,"line one\r\nline ""two"""\r\n2,"a,b"\r\n3,\r\n'
+ROWS = [["id", "text"], ["1", 'line one\r\nline "two"'], ["2", "a,b"], ["3", ""]]
+
+
+def drain(rows: Iterable[Any], into: list[Any]) -> None:
+    for row in rows:
+        into.append(row)
+
+
+def pieces(data: bytes, size: int) -> list[bytes]:
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+@pytest.mark.parametrize("size", [*range(1, 17), 1000])
+def test_mark_quoted_breaks_and_cr_lf(size: int) -> None:
+    rows = DelimitedRows(pieces(HARD, size), "a.csv")
+    positions = [(row, rows.position, rows.line) for row in rows]
+    assert [row for row, _, _ in positions] == ROWS
+    assert [line for _, _, line in positions] == [1, 3, 4, 5]
+    for number, (_, position, line) in enumerate(positions):
+        later = DelimitedRows(pieces(HARD[position:], size), "a.csv", position=position, line=line)
+        assert list(later) == ROWS[number + 1 :]
+        assert later.position == len(HARD)
+        assert later.line == 5
+
+
+fields = st.text(st.sampled_from('a,"\r\n\u2028\x85\x0b\tü'), max_size=6)
+
+
+@given(
+    st.lists(st.lists(fields, min_size=2, max_size=3), max_size=6),
+    st.integers(1, 9),
+    st.sampled_from(["\r\n", "\n", "\r"]),
+    st.sampled_from([",", "\t"]),
+)
+def test_random_rows_equal_the_csv_module(rows: list[list[str]], size: int, end: str, delimiter: str) -> None:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator=end, delimiter=delimiter).writerows(rows)
+    data = text.getvalue().encode()
+    expected = list(csv.reader(io.StringIO(text.getvalue(), newline=""), delimiter=delimiter))
+    reader = DelimitedRows(pieces(data, size), "a.csv", delimiter=delimiter)
+    got = []
+    for row in reader:
+        got.append(row)
+        rest = DelimitedRows([data[reader.position :]], "a.csv", position=reader.position, delimiter=delimiter)
+        assert list(rest) == expected[len(got) :]
+    assert got == expected
+
+
+def test_empty_texts_and_empty_lines() -> None:
+    assert list(DelimitedRows([], "a.csv")) == []
+    assert list(DelimitedRows([b"\xef\xbb\xbf"], "a.csv")) == []
+    assert list(DelimitedRows([b"a\n\nb"], "a.csv")) == [["a"], [], ["b"]]
+
+
+def test_a_bad_byte_is_an_error_after_the_rows_before_it() -> None:
+    rows = DelimitedRows([b"a,b\nc,d\n\xff,e\nf,g\n"], "a.csv")
+    got = []
+    with pytest.raises(DataError, match=r"a\.csv: line 2 .*codec can't decode byte 0xff"):
+        drain(rows, got)
+    assert got == [["a", "b"], ["c", "d"]]
+    assert list(DelimitedRows([b"\xff,e\n"], "a.csv", errors="ignore")) == [["", "e"]]
+
+
+def test_positions_with_bytes_that_are_ignored() -> None:
+    data = b"\xffa\n\xe2b\nc\n"
+    rows = DelimitedRows([data], "a.csv", errors="ignore")
+    assert [(row, rows.position) for row in rows] == [(["a"], 3), (["b"], 6), (["c"], 8)]
+
+
+def test_dialect_errors_name_the_line() -> None:
+    with pytest.raises(DataError, match=r"a\.csv: line 2 "):
+        list(DelimitedRows([b'a\n"b"c\n'], "a.csv", strict=True))
+    with pytest.raises(DataError, match=r"csv\.field_size_limit"):
+        list(DelimitedRows([b"a" * 200_000], "a.csv"))
+
+
+def test_encodings() -> None:
+    assert list(DelimitedRows(["ü,é\r\n".encode("latin-1")], "a.csv", encoding="latin-1")) == [["ü", "é"]]
+    assert list(DelimitedRows(pieces(HARD, 3), "a.csv", encoding="utf-8-sig")) == ROWS
+    assert list(DelimitedRows([b"\xef\xbb\xbfa\n"], "a.csv", encoding="latin-1")) == [["ï»¿a"]]
+    with pytest.raises(ValueError, match="convert the text to UTF-8"):
+        DelimitedRows([], "a.csv", encoding="utf-16")

@@ -1,0 +1,113 @@
+"""Grouping by key, and the sample that also answers to torchdata's dotted names."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import default_collate
+
+from pipes.errors import DataError
+from pipes.formats.webdataset import Sample, group_samples
+
+
+def test_dots_in_folders_do_not_split() -> None:
+    stem = "v1.2/" + "q" * 140 + "/s0001"
+    members = [
+        (stem + ".bin", b""),
+        (stem + ".seg.json", b'{"k":1}'),
+        ("v1.2/s0002.bin", b"\0\1"),
+        ("v1.2/s0002.seg.json", b"[]"),
+    ]
+    assert list(group_samples(members)) == [
+        {"__key__": stem, "bin": b"", "seg.json": b'{"k":1}'},
+        {"__key__": "v1.2/s0002", "bin": b"\0\1", "seg.json": b"[]"},
+    ]
+
+
+def test_names_without_extension_are_left_out_and_told() -> None:
+    left_out: list[str] = []
+    members = [("a.1", 1), ("README", 0), ("d.x/README", 0), (".hidden", 0), ("d/._a.jpg", 0), ("b.", 0), ("a.2", 2)]
+    assert list(group_samples(members, left_out.append)) == [{"__key__": "a", "1": 1, "2": 2}]
+    assert left_out == ["README", "d.x/README", ".hidden", "d/._a.jpg", "b."]
+    assert list(group_samples([("README", 0)])) == []
+    assert list(group_samples([])) == []
+
+
+def test_only_consecutive_members_are_one_sample() -> None:
+    keys = [sample["__key__"] for sample in group_samples([("a.1", 0), ("b.1", 0), ("a.2", 0)])]
+    assert keys == ["a", "b", "a"]
+
+
+def test_a_field_that_comes_twice_is_refused() -> None:
+    with pytest.raises(DataError, match=r"sample 'd/a' has the field 'jpg' twice: 'd/a\.jpg'"):
+        list(group_samples([("d/a.jpg", 1), ("d/a.jpg", 2)]))
+    with pytest.raises(DataError, match="'__key__' twice"):
+        list(group_samples([("a.__key__", 1)]))
+
+
+def test_a_path_must_be_str() -> None:
+    with pytest.raises(AssertionError, match="must be str"):
+        list(group_samples([(b"a.jpg", 1)]))  # type: ignore[list-item]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3))))
+def test_no_member_is_lost(numbers: list[tuple[int, int]]) -> None:
+    seen: set[tuple[int, int]] = set()
+    members, last = [], None
+    for key, field in numbers:
+        if key != last:
+            seen, last = set(), key
+        if (key, field) not in seen:
+            seen.add((key, field))
+            members.append((f"{key}.{field}", len(members)))
+    samples = list(group_samples(members))
+    assert [(f"{s['__key__']}.{f}", v) for s in samples for f, v in s.items() if f != "__key__"] == members
+
+
+@pytest.fixture
+def sample() -> Sample:
+    return Sample({"__key__": "a", "jpg": 1, "seg.json": 2})
+
+
+def test_dotted_names_mean_the_same_field(sample: Sample) -> None:
+    assert (sample[".jpg"], sample["jpg"], sample[".seg.json"]) == (1, 1, 2)
+    assert ".jpg" in sample
+    assert "jpg" in sample
+    assert ".png" not in sample
+    assert 3 not in sample
+    assert (sample.get(".jpg"), sample.get("png"), sample.get(".png", 0)) == (1, None, 0)
+    sample[".jpg"] = 7
+    assert sample.setdefault(".jpg", 9) == 7
+    assert dict(sample) == {"__key__": "a", "jpg": 7, "seg.json": 2}
+    del sample[".jpg"]
+    assert (sample.pop(".seg.json"), sample.pop(".seg.json", None)) == (2, None)
+    assert sample == {"__key__": "a"}
+
+
+def test_a_missing_field_is_named_with_those_there_are(sample: Sample) -> None:
+    with pytest.raises(KeyError, match=r"'png'; sample 'a' has \['jpg', 'seg.json'\]"):
+        sample[".png"]
+    with pytest.raises(KeyError):
+        sample[3]  # type: ignore[index]
+
+
+def test_copies_and_pickles_are_samples(sample: Sample) -> None:
+    made: list[Any] = [copy.copy(sample), copy.deepcopy(sample), sample.copy(), pickle.loads(pickle.dumps(sample))]
+    for other in made:
+        assert type(other) is Sample
+        assert other == sample
+        assert other is not sample
+        assert other[".jpg"] == 1
+
+
+def test_torch_collates_samples() -> None:
+    batch = default_collate([Sample({"__key__": "a", "x": 1}), Sample({"__key__": "b", "x": 2})])
+    assert type(batch) is Sample
+    assert batch["__key__"] == ["a", "b"]
+    assert torch.equal(batch[".x"], torch.tensor([1, 2]))
