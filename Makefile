@@ -49,6 +49,7 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(PY) -m mypy
 
+bench: export PYTHONSAFEPATH =
 bench: $(VENV)/.bench
 	$(PY) benchmarks/chain.py $(ARGS)
 	$(PY) benchmarks/tar.py $(ARGS)
