@@ -1,0 +1,288 @@
+"""What a batch is made of: a pickle stream of its structure, and leaves whose memory travels beside the stream.
+
+Leaves are dense CPU tensors and numpy arrays without objects. Everything else is pickled plainly (protocol 5, classes
+by reference), not with torch.multiprocessing's reductions, which would open a descriptor for each tensor. Bytes,
+bytearrays and strings of 64 KiB and more, and PEP 574 buffers of that size (pyarrow), are kept out of the stream too.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+__all__ = ["LARGE", "Content", "Leaf", "collect", "rebuild"]
+
+#: Leaves of at least this many bytes travel in a slab; it is also the size at which pickle streams an object by itself.
+LARGE = 1 << 16
+
+_TORCH_DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+_DTYPE_NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
+
+
+class Leaf(NamedTuple):
+    """One tensor or array of a batch and where its bytes lie in this process."""
+
+    # The reference keeps the memory, and so the addresses, for as long as the batch is being packed.
+    value: Any
+    first: int
+    low: int
+    high: int
+    nbytes: int
+    strides: tuple[int, ...] | None
+    dense: bool
+
+
+class Content:
+    """A batch taken apart: the stream's pieces, the leaves, and the out-of-band buffers."""
+
+    def __init__(self) -> None:
+        self.stream: list[Any] = []
+        self.leaves: list[Leaf] = []
+        self.buffers: list[memoryview] = []
+
+    def write(self, data: Any) -> None:
+        self.stream.append(data)
+
+    def keep_buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < LARGE:
+            return True
+        self.buffers.append(raw)
+        return False
+
+    def add(self, value: Any, first: int, nbytes: int, strides: tuple[int, ...] | None = None) -> int:
+        """Add a leaf whose first element is at address `first`; `strides` in bytes, None when it is C-contiguous."""
+        low, high, dense = first, first + nbytes, True
+        if strides is not None:
+            high, expected = first + value.itemsize, value.itemsize
+            for stride, size in sorted(zip(map(abs, strides), value.shape, strict=True)):
+                if size > 1:
+                    dense = dense and stride == expected
+                    expected *= size
+            for stride, size in zip(strides, value.shape, strict=True):
+                low += min(0, (size - 1) * stride)
+                high += max(0, (size - 1) * stride)
+        self.leaves.append(Leaf(value, first, low, high, nbytes, strides, dense))
+        return len(self.leaves) - 1
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, content: Content) -> None:
+        super().__init__(content, protocol=5, buffer_callback=content.keep_buffer)
+        self._content = content
+
+    def reducer_override(self, value: Any) -> Any:
+        cls = type(value)
+        if cls is np.ndarray:
+            return self._array(value)
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value) if cls is torch.Tensor else self._subclass(value)
+        if cls is memoryview:
+            flat = value if value.c_contiguous else memoryview(value.tobytes()).cast(value.format, value.shape)
+            return _memoryview, (pickle.PickleBuffer(flat), flat.format, flat.shape, value.readonly)
+        return NotImplemented
+
+    def _array(self, array: np.ndarray[Any, Any]) -> Any:
+        dtype = array.dtype
+        if dtype.hasobject or dtype.kind not in "biufcmMSUV":
+            return NotImplemented
+        plain = dtype.isbuiltin == 1 and dtype.kind != "V" and dtype.metadata is None
+        address = array.__array_interface__["data"][0]
+        strides = None if array.flags.c_contiguous else array.strides
+        index = self._content.add(array, address, array.nbytes, strides)
+        return _array, (index, dtype.str if plain else dtype, array.shape)
+
+    def _tensor(self, tensor: torch.Tensor) -> Any:
+        if tensor.requires_grad:
+            raise TypeError("it requires grad, and a graph of gradients cannot leave its process; use .detach()")
+        if tensor.layout is not torch.strided:
+            return _reduce_sparse(tensor)
+        if tensor.is_quantized or tensor.is_nested or not tensor.is_cpu:
+            return NotImplemented
+        state = tensor.__dict__ or None
+        tensor = tensor.resolve_conj().resolve_neg()
+        size = tensor.itemsize
+        strides = None if tensor.is_contiguous() else tuple(step * size for step in tensor.stride())
+        index = self._content.add(tensor, tensor.data_ptr(), tensor.nbytes, strides)
+        arguments = index, _DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)
+        return (_tensor, arguments) if state is None else (_tensor, arguments, state, None, None, _set_state)
+
+    def _subclass(self, tensor: torch.Tensor) -> Any:
+        cls: Any = type(tensor)
+        if (
+            cls.__reduce_ex__ is not torch.Tensor.__reduce_ex__
+            or cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        ):
+            return NotImplemented
+        with torch._C.DisableTorchFunctionSubclass():
+            plain = tensor.as_subclass(torch.Tensor)
+            return _as_subclass, (plain, cls), tensor.__dict__ or None, None, None, _set_state
+
+
+def _reduce_sparse(tensor: torch.Tensor) -> Any:
+    # torch's own rebuilding puts every sparse tensor into a global list, which only torch.load empties.
+    if tensor.layout is torch.sparse_coo:
+        return _sparse_coo, (tensor._indices(), tensor._values(), tuple(tensor.shape), tensor.is_coalesced())
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        outer, inner = tensor.crow_indices(), tensor.col_indices()
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        outer, inner = tensor.ccol_indices(), tensor.row_indices()
+    else:
+        return NotImplemented
+    return _sparse_compressed, (outer, inner, tensor.values(), tuple(tensor.shape), tensor.layout)
+
+
+def _sparse_coo(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> torch.Tensor:
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False, is_coalesced=coalesced)
+
+
+def _sparse_compressed(
+    outer: torch.Tensor, inner: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], layout: torch.layout
+) -> torch.Tensor:
+    return torch.sparse_compressed_tensor(outer, inner, values, shape, layout=layout, check_invariants=False)
+
+
+def _as_subclass(plain: torch.Tensor, cls: Any) -> torch.Tensor:
+    typed: torch.Tensor = plain.as_subclass(cls)
+    return typed
+
+
+def _set_state(value: Any, state: dict[str, Any]) -> None:
+    value.__dict__.update(state)
+
+
+def _memoryview(buffer: Any, form: str, shape: tuple[int, ...], readonly: bool) -> memoryview:
+    view = memoryview(buffer).cast("B")
+    if view.nbytes:
+        view = view.cast(form, shape)  # type: ignore[call-overload]
+    elif len(shape) == 1:
+        view = view.cast(form)  # type: ignore[call-overload]
+    return view.toreadonly() if readonly else view
+
+
+def _array(index: int, dtype: Any, shape: tuple[int, ...]) -> Any:
+    raise pickle.UnpicklingError("a leaf of a batch makes sense only to `rebuild`")
+
+
+def _tensor(index: int, dtype: str, shape: tuple[int, ...]) -> Any:
+    raise pickle.UnpicklingError("a leaf of a batch makes sense only to `rebuild`")
+
+
+#: (buffer, offset of the first element, strides in bytes or None when C-contiguous) of leaf number i.
+Locate = Callable[[int], tuple[Any, int, tuple[int, ...] | None]]
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, stream: Any, buffers: Any, locate: Locate) -> None:
+        super().__init__(stream, buffers=buffers)
+        self._locate = locate
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == __name__:
+            if name == "_tensor":
+                return _TensorBuilder(self._locate)
+            if name == "_array":
+                return _ArrayBuilder(self._locate)
+        return super().find_class(module, name)
+
+
+class _TensorBuilder:
+    def __init__(self, locate: Locate) -> None:
+        self._locate = locate
+
+    def __call__(self, index: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        dtype = _TORCH_DTYPES[name]
+        count = 1
+        for size in shape:
+            count *= size
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        buffer, offset, strides = self._locate(index)
+        if strides is None:
+            return torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset).view(shape)
+        steps = [stride // dtype.itemsize for stride in strides]
+        span = 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
+        return torch.frombuffer(buffer, dtype=dtype, count=span, offset=offset).as_strided(shape, steps)
+
+
+class _ArrayBuilder:
+    def __init__(self, locate: Locate) -> None:
+        self._locate = locate
+
+    def __call__(self, index: int, dtype: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        if not (np.dtype(dtype).itemsize and all(shape)):
+            return np.empty(shape, dtype)
+        buffer, offset, strides = self._locate(index)
+        return np.ndarray(shape, dtype, buffer, offset, strides)
+
+
+def rebuild(stream: Any, buffers: Any, locate: Locate) -> Any:
+    """The batch again: `stream` is a file of the pieces in order, `locate` finds a leaf's memory by its number.
+
+    >>> import io
+    >>> content = collect({"x": torch.arange(3), "n": 1})
+    >>> data = bytearray(content.leaves[0].value.numpy())
+    >>> rebuild(io.BytesIO(b"".join(content.stream)), (), lambda index: (data, 0, None))
+    {'x': tensor([0, 1, 2]), 'n': 1}
+    """
+    return _Unpickler(stream, buffers, locate).load()
+
+
+def collect(batch: Any) -> Content:
+    """Take a batch apart; raises TypeError naming the path of what cannot travel, with the original as its cause.
+
+    >>> collect({"x": [1, torch.ones(2, requires_grad=True)]})
+    Traceback (most recent call last):
+    TypeError: batch["x"][1] (Tensor) cannot travel from a worker: TypeError: it requires grad, ...
+    """
+    content = Content()
+    try:
+        _Pickler(content).dump(batch)
+    except Exception as error:
+        path, value, cause = _blame(batch, error)
+        reason = traceback.format_exception_only(cause)[-1].strip()
+        raise TypeError(f"{path} ({type(value).__name__}) cannot travel from a worker: {reason}") from cause
+    return content
+
+
+def _blame(value: Any, error: Exception) -> tuple[str, Any, Exception]:
+    """The path of the innermost thing that fails by itself, that thing, and its error."""
+    path, seen = "batch", {id(value)}
+    while True:
+        for step, child in _children(value):
+            failure = None if id(child) in seen else _failure(child)
+            if failure is not None:
+                path, value, error = path + step, child, failure
+                seen.add(id(child))
+                break
+        else:
+            return path, value, error
+
+
+def _failure(value: Any) -> Exception | None:
+    try:
+        _Pickler(Content()).dump(value)
+    except Exception as error:
+        return error
+    return None
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, child in value.items():
+            yield (f'["{key}"]' if isinstance(key, str) else f"[{key!r}]"), child
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        yield from ((f".{name}", child) for name, child in zip(value._fields, value, strict=False))
+    elif isinstance(value, list | tuple | deque):
+        yield from ((f"[{index}]", child) for index, child in enumerate(value))
+    elif isinstance(value, np.ndarray):
+        if value.dtype.hasobject and value.dtype.names is None:
+            yield from ((f"[{', '.join(map(str, place))}]", child) for place, child in np.ndenumerate(value))
+    elif not isinstance(value, type | torch.Tensor) and not callable(value):
+        yield from ((f".{name}", child) for name, child in getattr(value, "__dict__", {}).items())

@@ -1,0 +1,380 @@
+"""Shared-memory slabs: how the arrays of a batch cross from a worker to the main process without a copy.
+
+Contract.
+Success: a worker owns the slabs of its `SlabPool`. It fills one and lends it; the main process (`Loans`) maps a slab
+    once, hands out views, and notes the loan as ended when the last view of it dies, also one reached through slices,
+    `.numpy()` or autograd's saved tensors. Only then, and when no view lives in the worker, is a slab filled again.
+Failure: nothing has a name, so a process that ends at any moment leaves nothing behind. Views stay readable and
+    writable after the worker died: the mapping holds the memory. A loan of a dead worker never frees a slab of its
+    successor: loan numbers start with the worker's generation, and a pool ignores numbers that it has not lent.
+Stop: a mapping is never closed by a call. It goes when the last reference to it dies; a close under a live view would
+    be a segmentation fault, because a tensor holds a reference to the memory's owner but no buffer export.
+Fork: in a child of the main process views stay valid, but their end returns nothing.
+Bounds: one descriptor a slab, only until it has been sent (worker) or mapped (main). Sizes are rounded up to classes,
+    so that batches of varying size reuse slabs. Slabs that were not used for the last `idle_uses` uses of the pool, or
+    that lie free beyond `max_free_bytes`, are given up; `retired()` tells the main process to forget them.
+
+On Linux a slab is a memfd, which /dev/shm does not bound. Elsewhere, and where memfd is forbidden, it is a POSIX
+segment that is unlinked as soon as it is open (macOS takes this path; it is tested on Linux only).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import secrets
+import weakref
+from array import array
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["ALIGNMENT", "Loans", "Slab", "SlabPool", "create_segment", "map_segment", "size_class", "view_bytes"]
+
+ALIGNMENT = 64
+_FIRST_CLASS = 1 << 17
+
+Owner = ctypes.Array[ctypes.c_uint8]
+Window = npt.NDArray[np.uint8]
+MapHook = Callable[[int, int], None]
+
+# mmap.mmap keeps a duplicate of the descriptor for as long as it lives (`trackfd=False` needs Python 3.13).
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+def size_class(nbytes: int) -> int:
+    """The size of the slab for `nbytes`: four steps per power of two, at least 128 KiB, whole pages.
+
+    >>> size_class(1), size_class(150_000), size_class(38_535_168)
+    (131072, 163840, 41943040)
+    """
+    if nbytes <= _FIRST_CLASS:
+        return _FIRST_CLASS
+    step = 1 << ((nbytes - 1).bit_length() - 3)
+    step = max(step, mmap.PAGESIZE)
+    return -(-nbytes // step) * step
+
+
+def create_segment(size: int) -> int:
+    """A descriptor of `size` bytes of zeroed shared memory without a name; raises OSError when there is no room.
+
+    >>> fd = create_segment(4096)
+    >>> os.fstat(fd).st_size
+    4096
+    >>> os.close(fd)
+    """
+    fd = -1
+    if hasattr(os, "memfd_create"):
+        try:
+            fd = os.memfd_create("pipes-slab")
+        except OSError as error:
+            # Sandboxes forbid it now and then.
+            if error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES):
+                raise
+    if fd < 0:
+        return _posix_segment(size)
+    try:
+        os.ftruncate(fd, size)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _posix_segment(size: int) -> int:
+    import _posixshmem  # type: ignore[import-not-found]
+
+    # macOS allows 31 characters.
+    name = f"/pipes-{secrets.token_hex(8)}"
+    fd: int = _posixshmem.shm_open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode=0o600)
+    try:
+        _posixshmem.shm_unlink(name)
+        os.ftruncate(fd, size)
+        if hasattr(os, "posix_fallocate"):
+            # A full /dev/shm must be an error here and not a SIGBUS while a batch is written.
+            os.posix_fallocate(fd, 0, size)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def map_segment(fd: int, size: int, on_unmap: MapHook | None = None) -> Owner:
+    """Map `size` bytes of `fd`, readable and writable; the mapping needs no descriptor and ends with its last view.
+
+    `on_unmap(address, size)` is called just before it ends. Raises OSError.
+
+    >>> fd = create_segment(4096)
+    >>> owner = map_segment(fd, 4096)
+    >>> os.close(fd)
+    >>> view_bytes(owner, 3)[:2] = 7
+    >>> view_bytes(owner, 3).tolist()
+    [7, 7, 0]
+    """
+    address = _LIBC.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    if address == _MAP_FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot map a slab of {size} bytes: {os.strerror(code)}")
+    owner = (ctypes.c_uint8 * size).from_address(address)
+    weakref.finalize(owner, _unmap, address, size, on_unmap).atexit = False
+    return owner
+
+
+def _unmap(address: int, size: int, on_unmap: MapHook | None) -> None:
+    if on_unmap is not None:
+        on_unmap(address, size)
+    _LIBC.munmap(address, size)
+
+
+def view_bytes(owner: Owner, nbytes: int) -> Window:
+    """The first `nbytes` of a mapping, as an array that lives as long as any view made from it.
+
+    numpy lets a view skip intermediate arrays that do not own their memory, but not the one next to the memory's owner;
+    that is why each loan gets an array of its own made from the mapping, and not a slice of a common one.
+    """
+    return np.frombuffer(memoryview(owner), dtype=np.uint8, count=nbytes)
+
+
+class Slab:
+    """A worker's piece of shared memory, filled from the front; made by `SlabPool.open`."""
+
+    def __init__(self, number: int, size: int) -> None:
+        self.number = number
+        self.size = size
+        self.used = 0
+        self.last_use = 0
+        self.draft = False
+        self.loan: int | None = None
+        self.fd = create_segment(size)
+        try:
+            self._owner = map_segment(self.fd, size)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self.address = ctypes.addressof(self._owner)
+        self._viewed: weakref.ref[Window] | None = None
+
+    @property
+    def free(self) -> bool:
+        """Whether neither the main process nor anything in this one looks at it."""
+        return self.loan is None and (self._viewed is None or self._viewed() is None)
+
+    @property
+    def room(self) -> int:
+        """The largest `nbytes` that `allocate` can give."""
+        return self.size - -(-self.used // ALIGNMENT) * ALIGNMENT
+
+    def window(self) -> Window:
+        """All bytes of the slab, as an array; the slab stays in use while any view of it lives."""
+        window = self._viewed() if self._viewed is not None else None
+        if window is None:
+            window = view_bytes(self._owner, self.size)
+            self._viewed = weakref.ref(window)
+        return window
+
+    def allocate(self, nbytes: int) -> int | None:
+        """The offset of the next free `nbytes`, a multiple of 64, or None when they do not fit."""
+        start = -(-self.used // ALIGNMENT) * ALIGNMENT
+        if start + nbytes > self.size:
+            return None
+        self.used = start + nbytes
+        return start
+
+    def take_fd(self) -> int | None:
+        """The descriptor, once; from then on the caller closes it."""
+        fd, self.fd = self.fd, -1
+        return fd if fd >= 0 else None
+
+    def close(self) -> None:
+        """Close the descriptor if nobody took it; the mapping ends with its last view."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class SlabPool:
+    """A worker's slabs: opens one to be filled, lends it, takes it back.
+
+    >>> pool = SlabPool()
+    >>> slab = pool.open(1_000_000)
+    >>> slab.allocate(1_000_000), slab.size
+    (0, 1048576)
+    >>> loan = pool.lend(slab)
+    >>> slab.free, len(pool)
+    (False, 1)
+    >>> pool.take_back(array("Q", [loan]).tobytes())
+    >>> pool.open(1_000_000) is slab
+    True
+    >>> pool.close()
+    """
+
+    def __init__(self, generation: int = 0, *, max_free_bytes: int = 1 << 29, idle_uses: int = 64) -> None:
+        self._next_loan = generation << 32
+        self._max_free_bytes = max_free_bytes
+        self._idle_uses = idle_uses
+        self._slabs: list[Slab] = []
+        self._lent: dict[int, Slab] = {}
+        self._retired: list[int] = []
+        self._uses = 0
+        self._made = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slabs, lent and free."""
+        return sum(slab.size for slab in self._slabs)
+
+    def __len__(self) -> int:
+        return len(self._slabs)
+
+    def open(self, nbytes: int) -> Slab:
+        """An empty slab with room for `nbytes`: a free one that is not much too large, else a new one.
+
+        Take its `window` before the next `open`: a slab that nobody looks at is free.
+        """
+        self._uses += 1
+        free = [slab for slab in self._slabs if slab.free]
+        self._retire(free)
+        fitting = [slab for slab in free if nbytes <= slab.size <= max(4 * nbytes, _FIRST_CLASS)]
+        if fitting:
+            # The smallest; of equals the one used last, so that those in excess fall idle.
+            slab = min(fitting, key=lambda slab: (slab.size, -slab.last_use))
+        else:
+            slab = Slab(self._made, size_class(nbytes))
+            self._made += 1
+            self._slabs.append(slab)
+        slab.used = 0
+        slab.draft = True
+        slab.last_use = self._uses
+        return slab
+
+    def find(self, low: int, high: int) -> Slab | None:
+        """The slab, not lent since it was opened, that the addresses from `low` up to `high` lie in."""
+        for slab in self._slabs:
+            if slab.draft and slab.address <= low and high <= slab.address + slab.used:
+                return slab
+        return None
+
+    def lend(self, slab: Slab) -> int:
+        """Mark the slab as lent to the main process; returns the loan's number."""
+        slab.draft = False
+        slab.loan = self._next_loan
+        self._lent[self._next_loan] = slab
+        self._next_loan += 1
+        return slab.loan
+
+    def take_back(self, numbers: bytes | bytearray | memoryview) -> None:
+        """Mark loans as ended: `numbers` is what `Loans.returned` gave. Numbers that are not lent are ignored."""
+        for number in memoryview(numbers).cast("Q"):
+            slab = self._lent.pop(number, None)
+            if slab is not None:
+                slab.loan = None
+
+    def retired(self) -> list[int]:
+        """The numbers of the slabs given up since the last call, for the main process to forget."""
+        retired, self._retired = self._retired, []
+        return retired
+
+    def close(self) -> None:
+        """Drop all slabs; what has been lent stays valid in the main process."""
+        for slab in self._slabs:
+            slab.close()
+        self._slabs.clear()
+        self._lent.clear()
+
+    def _retire(self, free: list[Slab]) -> None:
+        free.sort(key=lambda slab: slab.last_use)
+        excess = sum(slab.size for slab in free) - self._max_free_bytes
+        while free and (excess > 0 or self._uses - free[0].last_use > self._idle_uses):
+            slab = free.pop(0)
+            excess -= slab.size
+            slab.close()
+            self._slabs.remove(slab)
+            self._retired.append(slab.number)
+
+
+class Loans:
+    """The main process's side of one worker's slabs: mappings, live loans, and those to be returned.
+
+    `on_map(address, nbytes)` is called for each new mapping and `on_unmap` just before it ends (page-locking).
+
+    >>> pool, loans = SlabPool(), Loans()
+    >>> slab = pool.open(4096)
+    >>> slab.window()[:3] = [1, 2, 3]
+    >>> loans.map(slab.number, slab.size, slab.take_fd())
+    >>> window = loans.borrow(slab.number, pool.lend(slab), 3)
+    >>> window.tolist(), loans.returned()
+    ([1, 2, 3], b'')
+    >>> view = window[1:]
+    >>> del window
+    >>> view.tolist(), loans.returned()
+    ([2, 3], b'')
+    >>> del view
+    >>> pool.take_back(loans.returned())
+    >>> slab.free
+    True
+    >>> pool.close()
+    """
+
+    def __init__(self, *, on_map: MapHook | None = None, on_unmap: MapHook | None = None) -> None:
+        self._on_map = on_map
+        self._on_unmap = on_unmap
+        self._mapped: dict[int, Owner] = {}
+        self._ended: deque[int] = deque()
+        self._held: set[int] = set()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all mapped slabs."""
+        return sum(len(owner) for owner in self._mapped.values())
+
+    @property
+    def held(self) -> int:
+        """Live loans that were marked with `hold`."""
+        return len(self._held)
+
+    def map(self, slab: int, size: int, fd: int) -> None:
+        """Map the slab whose number is `slab`; closes `fd` on every path."""
+        try:
+            owner = map_segment(fd, size, self._on_unmap)
+        finally:
+            os.close(fd)
+        if self._on_map is not None:
+            self._on_map(ctypes.addressof(owner), size)
+        self._mapped[slab] = owner
+
+    def borrow(self, slab: int, loan: int, nbytes: int) -> Window:
+        """The first `nbytes` of a slab; the loan ends with the last view of what this returns."""
+        window = view_bytes(self._mapped[slab], nbytes)
+        weakref.finalize(window, _end_loan, self._held, self._ended, loan, os.getpid()).atexit = False
+        return window
+
+    def hold(self, loan: int) -> None:
+        """Count a loan in `held` until it ends."""
+        self._held.add(loan)
+
+    def returned(self) -> bytes:
+        """The numbers of the loans that ended since the last call, as `SlabPool.take_back` wants them."""
+        numbers = array("Q")
+        # Finalizers run in any thread and at any moment, so only single deque operations are safe.
+        while self._ended:
+            numbers.append(self._ended.popleft())
+        return numbers.tobytes()
+
+    def forget(self, slabs: list[int]) -> None:
+        """Drop the mappings of slabs that the worker gave up."""
+        for slab in slabs:
+            self._mapped.pop(slab, None)
+
+
+def _end_loan(held: set[int], ended: deque[int], loan: int, pid: int) -> None:
+    if os.getpid() == pid:
+        held.discard(loan)
+        ended.append(loan)
