@@ -63,6 +63,7 @@ class WorkerProcess:
         self._stack = stack
         self._pidfd: int | None = None
         self._status: socket.socket | None = None
+        self._death: int | None = None
         self._exitcode: int | None = None
         self._is_child = False
         self._closed = False
@@ -147,11 +148,10 @@ class WorkerProcess:
         self.sock.close()
         if self._status is not None:
             self._status.close()
-        for descriptor in {self._stack, self._pidfd}:
+        alive = self.sentinel if self._is_child else None
+        for descriptor in {self._stack, self._pidfd, self._death, alive}:
             if descriptor is not None:
                 os.close(descriptor)
-        if self._is_child and self.sentinel not in (-1, self._pidfd):
-            os.close(self.sentinel)
         _workers.discard(self)
 
     def _adopt_child(self, pid: int, alive: int | None) -> None:
@@ -208,7 +208,6 @@ class WorkerProcess:
 
 _workers: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 _server = Server()
-_death_pipe: tuple[int, int] | None = None
 
 
 def start_worker(
@@ -241,7 +240,7 @@ def start_worker(
             on_error.callback(worker.close)
             _workers.add(worker)
             start = guard.Start(name, number, Surroundings.of_this_process(), ship(target), payload)
-            given, alive = _descriptors_to_give(method, start, stack, cleanup)
+            given, alive = _descriptors_to_give(method, start, worker, cleanup)
             if method == "forkserver":
                 worker._adopt_from_server(*_server.request(theirs))
             else:
@@ -312,7 +311,7 @@ def _check(method: str) -> None:
 
 
 def _descriptors_to_give(
-    method: Method, start: guard.Start, stack: int, cleanup: ExitStack
+    method: Method, start: guard.Start, worker: WorkerProcess, cleanup: ExitStack
 ) -> tuple[dict[str, int], int | None]:
     """Return what the worker gets by slot (closed here by `cleanup`), and main's end of its `alive` pipe."""
 
@@ -320,7 +319,7 @@ def _descriptors_to_give(
         cleanup.callback(os.close, descriptor)
         return descriptor
 
-    given = {"start": closing(descriptors.unnamed_file(pickle.dumps(start))), "stack": stack}
+    given = {"start": closing(descriptors.unnamed_file(pickle.dumps(start))), "stack": worker._stack}
     for slot, descriptor in (("stdout", 1), ("stderr", 2)):
         with contextlib.suppress(OSError):
             os.fstat(descriptor)
@@ -331,19 +330,12 @@ def _descriptors_to_give(
         given["main"] = closing(pidfd)
     if method != "forkserver":
         if sys.platform == "linux":
-            given["death"] = closing(_reader_of_death_pipe())
+            read, worker._death = os.pipe()
+            given["death"] = closing(read)
         if pidfd is None:
             alive, write = os.pipe()
             given["alive"] = closing(write)
     return given, alive
-
-
-def _reader_of_death_pipe() -> int:
-    global _death_pipe
-    if _death_pipe is None:
-        _death_pipe = os.pipe()
-    # Opened anew: the signal that a worker asks for belongs to the open file, which must not be shared.
-    return os.open(f"/proc/self/fd/{_death_pipe[0]}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _send_start(sock: socket.socket, given: dict[str, int]) -> None:
@@ -377,17 +369,13 @@ def _start_child(
 
 
 def _forget_in_forked_child() -> None:
-    global _server, _death_pipe
+    global _server
     for worker in list(_workers):
         worker._lock = threading.RLock()
         if not worker._closed:
             worker._close_descriptors()
     _server.forget()
     _server = Server()
-    if _death_pipe is not None:
-        for descriptor in _death_pipe:
-            os.close(descriptor)
-        _death_pipe = None
 
 
 if hasattr(os, "register_at_fork"):

@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import importlib.machinery
 import io
+import linecache
+import os
 import pickle
 import sys
 import threading
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle
 
 from pipes.errors import UnpicklableStageError
 
@@ -61,12 +63,25 @@ def unship(data: bytes) -> Any:
     """Return the object that `ship` packed, and make its classes known under their names."""
     unpickler = pickle.Unpickler(io.BytesIO(data))
     obj = unpickler.load()
-    while named := unpickler.load():
+    while (met := unpickler.load()) is not None:
+        named, nested, sources = met
         for (module, name), value in named.items():
-            if module not in sys.modules:
-                sys.modules[module] = types.ModuleType(module, "Stands for a module that only the main process has.")
-            setattr(sys.modules[module], name, value)
+            setattr(_module(module), name, value)
+        for kind, qualname in nested:
+            kind.__qualname__ = qualname
+        for file, lines in sources.items():
+            linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
     return obj
+
+
+def _module(name: str) -> types.ModuleType:
+    if name not in sys.modules:
+        parent, _, child = name.rpartition(".")
+        stand_in = types.ModuleType(name, "Stands for a module that only the main process has.")
+        if parent:
+            setattr(_module(parent), child, stand_in)
+        sys.modules[name] = stand_in
+    return sys.modules[name]
 
 
 class _Shipper(cloudpickle.Pickler):  # type: ignore[misc]
@@ -74,7 +89,11 @@ class _Shipper(cloudpickle.Pickler):  # type: ignore[misc]
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.met: dict[tuple[str, str], Any] = {}
+        self.named: dict[tuple[str, str], Any] = {}
+        # cloudpickle makes Outer.Inner anew as Inner, which main would not find.
+        self.nested: list[tuple[type, str]] = []
+        # Of notebook cells and the like, whose lines no file holds: for tracebacks.
+        self.sources: dict[str, list[str]] = {}
         self.functions: list[types.FunctionType] = []
         self.foreign: dict[str, bool] = {"__main__": True}
 
@@ -84,10 +103,24 @@ class _Shipper(cloudpickle.Pickler):  # type: ignore[misc]
             if isinstance(module, str) and self._is_foreign(module):
                 named = getattr(sys.modules[module], top, None)
                 if isinstance(named, type | types.FunctionType) and named.__module__ == module:
-                    self.met[module, top] = named
+                    self.named[module, top] = named
+                if isinstance(obj, type) and top != obj.__qualname__:
+                    self.nested.append((obj, obj.__qualname__))
             if isinstance(obj, types.FunctionType):
                 self.functions.append(obj)
+        elif isinstance(obj, types.CodeType):
+            file = obj.co_filename
+            if file in linecache.cache and not os.path.exists(file):
+                self.sources[file] = linecache.getlines(file)
+            # cloudpickle drops the file's name, which tracebacks need.
+            return _code_of_file, (file, *self.dispatch_table[types.CodeType](obj))
         return super().reducer_override(obj)
+
+    def take(self) -> tuple[dict[tuple[str, str], Any], list[tuple[type, str]], dict[str, list[str]]]:
+        """Return what was met since the last time."""
+        met = self.named, self.nested, self.sources
+        self.named, self.nested, self.sources = {}, [], {}
+        return met
 
     def _is_foreign(self, module: str) -> bool:
         if module not in self.foreign:
@@ -100,6 +133,10 @@ class _Shipper(cloudpickle.Pickler):  # type: ignore[misc]
         for module, foreign in self.foreign.items():
             if foreign and module != "__main__":
                 cloudpickle.unregister_pickle_by_value(sys.modules[module])
+
+
+def _code_of_file(file: str, factory: Callable[..., types.CodeType], arguments: tuple[Any, ...]) -> types.CodeType:
+    return factory(*arguments).replace(co_filename=file)
 
 
 def _can_be_found(package: str) -> bool:
@@ -119,14 +156,11 @@ def _dump(obj: Any) -> tuple[bytes, list[types.FunctionType]]:
         shipper = _Shipper(file)
         try:
             shipper.dump(obj)
-            # Naming a class can bring in further ones; an empty round ends the list.
-            done: set[tuple[str, str]] = set()
-            while True:
-                named = {key: value for key, value in shipper.met.items() if key not in done}
-                done.update(named)
-                shipper.dump(named)
-                if not named:
-                    return file.getvalue(), shipper.functions
+            # Naming a class can bring in further ones; None ends the list.
+            while shipper.named or shipper.nested or shipper.sources:
+                shipper.dump(shipper.take())
+            shipper.dump(None)
+            return file.getvalue(), shipper.functions
         finally:
             shipper.close()
 
