@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from torch.utils.data import default_collate as torch_default_collate
+
 from pipes.datapipe import IterDataPipe, functional_datapipe
 from pipes.stages.mapping import Mapper
 
 __all__ = ["Collator", "default_collate"]
 
 R = TypeVar("R")
+
+_stack: Callable[[list[Any]], Any] = torch_default_collate
 
 
 def default_collate(samples: list[Any]) -> Any:
@@ -21,9 +25,13 @@ def default_collate(samples: list[Any]) -> Any:
     >>> default_collate([{"x": 1}, {"x": 2}])
     {'x': tensor([1, 2])}
     """
-    from torch.utils.data import default_collate as stack
+    return _stack(samples)
 
-    return stack(samples)
+
+def stack_with(function: Callable[[list[Any]], Any]) -> None:
+    """Let `default_collate` stack with `function` in this process, as a worker does."""
+    global _stack
+    _stack = function
 
 
 @functional_datapipe("collate")

@@ -1,0 +1,184 @@
+"""A source that can be read only once, such as a generator, under several streams: main reads it and deals.
+
+Contract
+- The graph is cut at its shard point. What is above runs in the main process, inside `next()`, in one context; element
+  i goes to stream i % streams, so the order is that of any other source.
+- A stream asks for its element number n. Main keeps what it dealt until `release` says that no snapshot can ask again, so
+  that a restarted worker gets the same elements.
+- A resume reads the source from its start and drops what the streams had taken already; a warning says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pipes.datapipe import IterDataPipe, Shard
+from pipes.loader2.streams import Plan
+from pipes.run import Context, Node, Run, automatic_shard_point, inputs_of, walk
+from pipes.state import Capture, Position, count_from
+
+__all__ = ["Dealer", "DealtSource", "clone", "cut", "positions_of"]
+
+Fetch = Callable[[int, int], Any]
+
+
+class Exhausted(Exception):
+    """The dealt source has no element of that number."""
+
+
+class _DealtRun(Run):
+    """Asks for its elements by number; the number is its position."""
+
+    stateful = True
+
+    def restore(self, position: Position) -> None:
+        self.taken = 0 if position is None else count_from(position, "at", self.stage)
+
+    def elements(self) -> Iterator[Any]:
+        stream = self.context.stream
+        while True:
+            try:
+                element = DealtSource.fetch(stream, self.taken)
+            except Exhausted:
+                return
+            self.taken += 1
+            yield element
+
+    def capture(self) -> Capture:
+        return self.taken
+
+    def describe(self, captured: Capture) -> Position:
+        return {"at": captured}
+
+
+class DealtSource(IterDataPipe[Any]):
+    """Stands in a stream's graph for what the main process reads and deals; made by `cut`."""
+
+    run_class = _DealtRun
+    _shards = True
+
+    #: How this process gets element n of stream s; the loader or the worker sets it.
+    fetch: Fetch
+
+    def __init__(self, upstream_length: int | None) -> None:
+        self.upstream_length = upstream_length
+
+    def _length(self, shard: Shard) -> int:
+        if self.upstream_length is None:
+            return super()._length(shard)
+        return max(0, -(-(self.upstream_length - shard[0]) // shard[1]))
+
+
+class Dealer:
+    """Main's side: reads what is above the cut, deals it, remembers what may be asked for again."""
+
+    def __init__(self, upstream: IterDataPipe[Any], plan: Plan, resumed: bool) -> None:
+        self._streams = plan.streams
+        self._context = Context(upstream, seed=plan.seed, epoch=plan.epoch)
+        self._elements = iter(self._context.start())
+        self._hands: list[deque[Any]] = [deque() for _ in range(plan.streams)]
+        self._dropped = [0] * plan.streams
+        self._next = 0
+        if resumed:
+            warnings.warn(
+                f"{type(upstream).__name__} can be read only once, so this resume reads it again from its start and drops "
+                "what had been taken; wrap a list, or a class whose __iter__ starts afresh, for a resume that skips",
+                stacklevel=2,
+            )
+
+    def take(self, stream: int, number: int) -> Any:
+        """Return element `number` of `stream`; raises Exhausted at the end."""
+        hand = self._hands[stream]
+        while self._dropped[stream] + len(hand) <= number:
+            element = next(self._elements, Exhausted)
+            if element is Exhausted:
+                raise Exhausted
+            self._hands[self._next].append(element)
+            self._next = (self._next + 1) % self._streams
+        return hand[number - self._dropped[stream]]
+
+    def release(self, stream: int, below: int) -> None:
+        """Forget the elements of `stream` numbered below `below`."""
+        hand = self._hands[stream]
+        while self._dropped[stream] < below and hand:
+            hand.popleft()
+            self._dropped[stream] += 1
+
+    def close(self) -> None:
+        self._context.close()
+
+
+def cut(graph: IterDataPipe[Any]) -> tuple[IterDataPipe[Any], IterDataPipe[Any] | None]:
+    """Return (the graph of the streams, what main reads); (graph, None) when every source can be read many times."""
+    nodes = walk(graph)
+    if not any(_read_once(node) for node in nodes):
+        return graph, None
+    filters = [node for node in nodes if node._shards]
+    if filters:
+        point: Any = filters[-1]
+        upstream: Any = point.datapipe
+    else:
+        point = upstream = automatic_shard_point(nodes)
+    if not any(_read_once(node) for node in walk(upstream)):
+        return graph, None
+    try:
+        length: int | None = len(upstream)
+    except TypeError:
+        length = None
+    return clone(graph, {id(point): DealtSource(length)}), upstream
+
+
+def _read_once(node: Node) -> bool:
+    return isinstance(getattr(node, "iterable", None), Iterator)
+
+
+def clone(graph: IterDataPipe[Any], replacements: dict[int, Node] | None = None) -> IterDataPipe[Any]:
+    """Return a copy of the graph whose pipes are new and whose functions and data are shared."""
+    made: dict[int, Any] = dict(replacements or {})
+
+    def renewed(value: Any) -> Any:
+        if isinstance(value, Node):
+            return copy_of(value)
+        if type(value) in (list, tuple, set):
+            return type(value)(renewed(item) for item in value)
+        if type(value) is dict:
+            return {renewed(key): renewed(item) for key, item in value.items()}
+        return value
+
+    def copy_of(node: Node) -> Any:
+        if id(node) not in made:
+            sources = {id(source) for source in inputs_of(node)}
+            new = made[id(node)] = copy.copy(node)
+            for name, value in list(vars(node).items()):
+                if sources and _refers(value, sources):
+                    new.__dict__[name] = renewed(value)
+        return made[id(node)]
+
+    return copy_of(graph)  # type: ignore[no-any-return]
+
+
+def _refers(value: Any, sources: set[int]) -> bool:
+    if isinstance(value, Node):
+        return id(value) in sources
+    if isinstance(value, list | tuple | set | frozenset | dict) and len(value) <= 1000:
+        items = (*value.keys(), *value.values()) if isinstance(value, dict) else value
+        return any(_refers(item, sources) for item in items)
+    return False
+
+
+def positions_of(table: Any, stage_class: str) -> list[int]:
+    """Return every position `at` of stages of that class in a table, those inside anchors included."""
+    found: list[int] = []
+    pending = [table]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            for key, item in value.items():
+                if key.endswith(f":{stage_class}") and isinstance(item, dict):
+                    found.append(item["at"])
+                pending.append(item)
+    return found

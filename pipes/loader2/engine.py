@@ -1,0 +1,370 @@
+"""The main process's side of the workers: start, merge in order, back-pressure, recovery, shutdown.
+
+Contract
+- Success. `next()` gives the outputs of this rank's streams in the order of `RoundRobin`, whichever worker runs them, and
+  raises StopIteration at the end. Every output comes once.
+- Back-pressure. A worker holds at most `prefetch` outputs that main has not given to the user, and no further one
+  while those hold more than its part of `max_bytes_in_flight`, unless it holds none.
+- Failure. An error of a stream is raised at its place in the order; then the epoch is over and the next can be begun.
+  A worker that dies is started again from the newest snapshot that arrived, goes past what has arrived, and a warning says
+  so; after `max_restarts` of one worker in an epoch, or with on_worker_death="raise", WorkerDiedError is raised instead.
+  With `timeout`, no output for that many seconds raises WorkerTimeoutError with the worker's Python stack.
+- Stop. `close()` is bounded (2 s for workers to end by themselves, then they are killed), may be called twice and from
+  any thread, and leaves no process, descriptor or shared memory but for batches that the user still holds.
+- There is no thread, queue or lock here: all happens inside the calls.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipes.datapipe import IterDataPipe
+from pipes.errors import ChannelClosed, WorkerDiedError, WorkerTimeoutError
+from pipes.loader2 import channel as channels
+from pipes.loader2.channel import Channel, Message
+from pipes.loader2.dealing import Dealer, Exhausted, positions_of
+from pipes.loader2.forwarding import replay_log, replay_warning
+from pipes.loader2.merge import RoundRobin
+from pipes.loader2.messages import BATCH_HEAD, CREDIT_HEAD, EVENT_HEAD, FATAL, Kind
+from pipes.loader2.packing import Receiver
+from pipes.loader2.process import Method, WorkerProcess, describe_exit, start_worker
+from pipes.loader2.remote_error import unpack_error
+from pipes.loader2.shipping import ship
+from pipes.loader2.streams import Plan, Snapshot, StreamState, describe
+from pipes.loader2.worker import Job, WorkerInfo, work
+
+__all__ = ["Engine", "Settings"]
+
+_GRACE = 2.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the workers of one loader run; see MultiProcessingReadingService for what each means."""
+
+    num_workers: int
+    method: Method
+    prefetch: int
+    max_bytes_in_flight: int
+    max_held: int
+    snapshot_every: int
+    timeout: float | None
+    max_restarts: int
+    recover: bool
+    init_fn: Any
+    reset_fn: Any
+
+
+class _Progress:
+    """How far one stream has come: what arrived from its worker, and what was given to the user."""
+
+    __slots__ = ("arrived", "arrived_snapshot", "base", "ended", "given", "given_snapshot", "stream", "worker")
+
+    def __init__(self, stream: int, worker: int, base: StreamState) -> None:
+        self.stream, self.worker, self.base = stream, worker, base
+        self.given = self.arrived = base.given
+        self.given_snapshot: Snapshot | None = None
+        self.arrived_snapshot: Snapshot | None = None
+        self.ended = base.ended
+
+    def state(self, graph: IterDataPipe[Any], plan: Plan, *, arrived: bool = False) -> StreamState:
+        """Return where the stream stands for the user, or for a new worker that goes on after what has arrived."""
+        snapshot = self.arrived_snapshot if arrived else self.given_snapshot
+        given = self.arrived if arrived else self.given
+        if self.ended:
+            return StreamState(given=given, ended=True)
+        if snapshot is None:
+            return self.base.after(given)
+        at, captures = snapshot
+        return StreamState(describe(graph, plan, self.stream, captures), at, given)
+
+
+class _Worker:
+    """One worker process and what has arrived from it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.generation = -1
+        self.restarts = 0
+        self.process: WorkerProcess
+        self.channel: Channel
+        self.receiver: Receiver
+        # (kind, stream, generation, parcel or error, snapshot) in the order of arrival
+        self.inbox: deque[tuple[Kind, int, int, Any, bytes]] = deque()
+        self.fatal: BaseException | None = None
+
+
+class Engine:
+    """Runs one graph in worker processes, epoch after epoch."""
+
+    def __init__(self, graph: IterDataPipe[Any], settings: Settings, workers: int) -> None:
+        self._graph, self._settings = graph, settings
+        self._shipped = ship(graph, "the graph")
+        self._iteration = 0
+        self._plan: Plan | None = None
+        self._streams: dict[int, _Progress] = {}
+        self._turns = RoundRobin({})
+        self._dealer: Dealer | None = None
+        self._closed = False
+        self.waited = 0.0
+        self.batches = self.nbytes = self.restarts = 0
+        self._copied_by_dead = 0
+        self._budget = max(1, settings.max_bytes_in_flight // workers)
+        self._workers = [_Worker(number) for number in range(workers)]
+        try:
+            for worker in self._workers:
+                self._start(worker)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def copied(self) -> int:
+        """Batches that were copied because the user holds many."""
+        return self._copied_by_dead + sum(worker.receiver.copied_batches for worker in self._workers)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the workers, by number."""
+        return [worker.process.pid for worker in self._workers]
+
+    def _start(self, worker: _Worker) -> None:
+        settings = self._settings
+        worker.generation += 1
+        job = Job(
+            self._shipped,
+            WorkerInfo(len(self._workers), worker.number),
+            worker.generation,
+            self._budget,
+            settings.snapshot_every,
+            settings.init_fn,
+            settings.reset_fn,
+        )
+        payload = ship(job, "the functions for workers")
+        worker.process = start_worker(
+            work, payload, method=settings.method, name=f"pipes worker {worker.number}", number=worker.number
+        )
+        worker.channel = Channel(worker.process.sock)
+        worker.receiver = Receiver(settings.max_held)
+
+    def begin(self, plan: Plan, states: dict[int, StreamState], dealer: Dealer | None) -> None:
+        """Begin an epoch: run the streams `states`, by number, each from its state; drops the epoch before."""
+        self._iteration += 1
+        self._plan = plan
+        self._end_dealing()
+        self._dealer = dealer
+        count = len(self._workers)
+        self._streams = {
+            stream: _Progress(stream, place % count, state)
+            for place, (stream, state) in enumerate(sorted(states.items()))
+        }
+        self._turns = RoundRobin(
+            {stream: state.given for stream, state in states.items()},
+            [stream for stream, state in states.items() if state.ended],
+        )
+        for worker in self._workers:
+            worker.inbox.clear()
+            worker.restarts = 0
+            self._send_epoch(worker)
+
+    def _send_epoch(self, worker: _Worker) -> None:
+        assert self._plan is not None
+        states = [
+            (progress.stream, progress.state(self._graph, self._plan, arrived=True))
+            for progress in self._streams.values()
+            if progress.worker == worker.number
+        ]
+        credits = max(0, self._settings.prefetch - sum(entry[0] == Kind.BATCH for entry in worker.inbox))
+        message = pickle.dumps((self._iteration, self._plan, states, credits), protocol=5)
+        worker.channel.post(Kind.EPOCH, [message])
+
+    def next(self) -> Any:
+        """Return the next output; raises StopIteration at the end, and what the streams raise."""
+        while True:
+            stream = self._turns.turn()
+            if stream is None:
+                raise StopIteration
+            progress = self._streams[stream]
+            worker = self._workers[progress.worker]
+            if not worker.inbox:
+                self._wait_for(worker)
+                continue
+            kind, source, generation, content, snapshot = worker.inbox.popleft()
+            assert source == stream, f"worker {worker.number} sent stream {source} in the turn of stream {stream}"
+            if kind == Kind.BATCH:
+                return self._deliver(worker, progress, generation, content, snapshot)
+            if kind == Kind.END:
+                progress.ended = True
+                self._turns.end()
+                continue
+            self._turns = RoundRobin({})
+            raise unpack_error(content)
+
+    def _deliver(self, worker: _Worker, progress: _Progress, generation: int, parcel: Any, snapshot: bytes) -> Any:
+        self.nbytes += parcel.nbytes
+        output = parcel.unpack()
+        self.batches += 1
+        progress.given += 1
+        if snapshot:
+            progress.given_snapshot = pickle.loads(snapshot)
+        self._turns.advance()
+        own = 1 if generation == worker.generation else 0
+        worker.channel.post(Kind.CREDIT, [CREDIT_HEAD.pack(1, own), worker.receiver.returned()])
+        return output
+
+    def _wait_for(self, worker: _Worker) -> None:
+        """Take in what arrives until something of `worker` is there."""
+        self._take_in(worker)
+        if worker.inbox:
+            return
+        started = time.perf_counter()
+        timeout = self._settings.timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while not worker.inbox:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                ready = channels.wait([each.channel for each in self._workers if not each.channel.closed], timeout=left)
+                if not ready and deadline is not None and time.monotonic() >= deadline:
+                    raise WorkerTimeoutError(
+                        f"worker {worker.number} (pid {worker.process.pid}) gave no output within timeout={timeout:g} s; "
+                        f"raise the timeout, or see where it is stuck:\n{worker.process.stack()}"
+                    )
+                for each in self._workers:
+                    if each.channel in ready:
+                        self._take_in(each)
+        finally:
+            self.waited += time.perf_counter() - started
+
+    def _take_in(self, worker: _Worker) -> None:
+        try:
+            messages = worker.channel.feed()
+        except ChannelClosed:
+            self._recover(worker)
+            return
+        for message in messages:
+            self._handle(worker, message)
+
+    def _handle(self, worker: _Worker, message: Message) -> None:
+        kind, body = Kind(message.kind), message.body
+        if kind == Kind.BATCH:
+            iteration, stream, given, size = BATCH_HEAD.unpack_from(body)
+            start = BATCH_HEAD.size + size
+            parcel = worker.receiver.accept(memoryview(body)[start:], message.fds)
+            if iteration != self._iteration:
+                del parcel
+                worker.channel.post(Kind.CREDIT, [CREDIT_HEAD.pack(0, 0), worker.receiver.returned()])
+                return
+            snapshot = bytes(body[BATCH_HEAD.size : start])
+            progress = self._streams[stream]
+            progress.arrived = given
+            if snapshot:
+                progress.arrived_snapshot = pickle.loads(snapshot)
+                self._release_dealt(progress)
+            worker.inbox.append((kind, stream, worker.generation, parcel, snapshot))
+        elif kind == Kind.LOG:
+            replay_log(bytes(body))
+        elif kind == Kind.WARNING:
+            replay_warning(bytes(body))
+        else:
+            iteration, stream, number = EVENT_HEAD.unpack_from(body)
+            if kind == Kind.NEED:
+                self._deal(worker, iteration, stream, number)
+            elif iteration == FATAL:
+                worker.fatal = unpack_error(bytes(body[EVENT_HEAD.size :]))
+            elif iteration == self._iteration:
+                worker.inbox.append((kind, stream, worker.generation, bytes(body[EVENT_HEAD.size :]), b""))
+
+    def _deal(self, worker: _Worker, iteration: int, stream: int, number: int) -> None:
+        if iteration != self._iteration or self._dealer is None:
+            return
+        try:
+            answer = (stream, number, True, self._dealer.take(stream, number))
+        except Exhausted:
+            answer = (stream, number, False, None)
+        worker.channel.post(Kind.DEAL, [ship(answer, f"an element of stream {stream}")])
+
+    def _release_dealt(self, progress: _Progress) -> None:
+        if self._dealer is not None:
+            assert self._plan is not None
+            state = progress.state(self._graph, self._plan, arrived=True)
+            self._dealer.release(progress.stream, min(positions_of(state.table, "DealtSource"), default=0))
+
+    def _recover(self, worker: _Worker) -> None:
+        """Start a dead worker again, or raise what its death means."""
+        process = worker.process
+        process.join(_GRACE)
+        how = describe_exit(process.exitcode)
+        pid, crash = process.pid, process.crash_stack()
+        self._discard(worker)
+        if worker.fatal is not None:
+            raise worker.fatal
+        open_streams = [p for p in self._streams.values() if p.worker == worker.number and not p.ended]
+        where = ", ".join(f"stream {p.stream} after output {p.arrived}" for p in open_streams) or "no open stream"
+        what = f"worker {worker.number} (pid {pid}) died: {how}; it ran {where}"
+        crash = f"\n{crash}" if crash else ""
+        if not self._settings.recover:
+            self._turns = RoundRobin({})
+            raise WorkerDiedError(f"{what}. on_worker_death='raise' turns recovery off{crash}")
+        if worker.restarts >= self._settings.max_restarts:
+            self._turns = RoundRobin({})
+            raise WorkerDiedError(
+                f"{what}. It was restarted {worker.restarts} times in this epoch (max_restarts={self._settings.max_restarts}); "
+                f"what it dies of is likely in the elements after those named{crash}"
+            )
+        worker.restarts += 1
+        self.restarts += 1
+        warnings.warn(
+            f"{what}; it is started again from its last snapshot, nothing is lost or doubled "
+            f"(restart {worker.restarts} of at most {self._settings.max_restarts} in this epoch){crash}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        self._start(worker)
+        self._send_epoch(worker)
+
+    def _discard(self, worker: _Worker) -> None:
+        self._copied_by_dead += worker.receiver.copied_batches
+        worker.receiver.copied_batches = 0
+        worker.channel.close()
+        worker.process.close()
+
+    def states(self) -> dict[int, StreamState]:
+        """Return where each stream stands, by its number."""
+        assert self._plan is not None
+        return {stream: progress.state(self._graph, self._plan) for stream, progress in self._streams.items()}
+
+    def _end_dealing(self) -> None:
+        if self._dealer is not None:
+            self._dealer.close()
+            self._dealer = None
+
+    def close(self) -> None:
+        """End the workers; see the contract."""
+        if self._closed:
+            return
+        self._closed = True
+        self._turns = RoundRobin({})
+        started: Sequence[_Worker] = [worker for worker in self._workers if hasattr(worker, "channel")]
+        for worker in started:
+            worker.channel.post(Kind.STOP)
+        deadline = time.monotonic() + _GRACE
+        for worker in started:
+            # Reading on lets a worker that is sending reach its next look at the channel.
+            while worker.process.is_alive() and time.monotonic() < deadline:
+                channels.wait(
+                    [worker.channel], [worker.process.sentinel], timeout=max(0.0, deadline - time.monotonic())
+                )
+                try:
+                    for message in worker.channel.feed():
+                        channels.close_descriptors(message.fds)
+                except (ChannelClosed, OSError):
+                    worker.process.join(max(0.0, deadline - time.monotonic()))
+            self._discard(worker)
+            worker.inbox.clear()
+        self._end_dealing()

@@ -1,0 +1,154 @@
+"""The engine without workers: the same streams, merged in the same order, in the calling process.
+
+Contract: as `engine.py`, less processes. A user's draws from the global generators are seeded as in a worker, and the
+caller's own generators are put back after every `next`, so that iterating never moves them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipes.datapipe import IterDataPipe
+from pipes.loader2.dealing import Dealer, DealtSource
+from pipes.loader2.merge import RoundRobin
+from pipes.loader2.random import SeedGenerator
+from pipes.loader2.streams import Plan, Stream, StreamState, calls_user, describe
+from pipes.loader2.worker import WorkerInfo
+from pipes.run import walk
+from pipes.seeds import GlobalGenerators
+from pipes.stages.wrapping import as_pipe
+
+__all__ = ["InProcessEngine", "ServiceEngine"]
+
+
+class InProcessEngine:
+    """Runs the streams of one graph in the calling process."""
+
+    def __init__(self, graph: IterDataPipe[Any], init_fn: Any = None, reset_fn: Any = None) -> None:
+        self._info = WorkerInfo(1, 0)
+        self._initial = graph if init_fn is None else init_fn(graph, self._info)
+        self._reset_fn = reset_fn
+        self._streams: dict[int, Stream] = {}
+        self._own: dict[int, GlobalGenerators] = {}
+        self._turns = RoundRobin({})
+        self._dealer: Dealer | None = None
+        self.waited = 0.0
+        self.batches = self.nbytes = self.restarts = self.copied = 0
+        self.pids: list[int] = []
+
+    def begin(self, plan: Plan, states: dict[int, StreamState], dealer: Dealer | None) -> None:
+        """Begin an epoch: run the streams `states`, by number, each from its state; drops the epoch before."""
+        self.close()
+        self._plan, self._states, self._dealer = plan, states, dealer
+        self._graph = self._initial
+        if self._reset_fn is not None:
+            seeds = SeedGenerator(plan.seed + plan.epoch).spawn(0)
+            self._graph = self._reset_fn(self._graph, self._info, seeds)
+        self._seeded = calls_user(walk(self._graph))
+        self._turns = RoundRobin(
+            {stream: state.given for stream, state in states.items()},
+            [stream for stream, state in states.items() if state.ended],
+        )
+
+    def next(self) -> Any:
+        """Return the next output; raises StopIteration at the end, and what the streams raise."""
+        while (number := self._turns.turn()) is not None:
+            if self._dealer is not None:
+                DealtSource.fetch = staticmethod(self._dealer.take)
+            saved = GlobalGenerators.capture() if self._seeded else None
+            try:
+                stream = self._open(number)
+                if stream.seeded and stream.given % stream.unit and number in self._own:
+                    self._own[number].restore()
+                output = stream.next()
+                if stream.seeded and stream.unit > 1:
+                    self._own[number] = GlobalGenerators.capture()
+            except StopIteration:
+                self._turns.end()
+                continue
+            except BaseException:
+                self._turns = RoundRobin({})
+                raise
+            finally:
+                if saved is not None:
+                    saved.restore()
+            self._turns.advance()
+            self.batches += 1
+            return output
+        raise StopIteration
+
+    def _open(self, number: int) -> Stream:
+        if number not in self._streams:
+            stream = self._streams[number] = Stream(self._graph, self._plan, number, self._states[number])
+            if stream.seeded:
+                # Going to a state in mid-unit has left the generators where that unit's draws go on.
+                self._own[number] = GlobalGenerators.capture()
+        return self._streams[number]
+
+    def states(self) -> dict[int, StreamState]:
+        """Return where each stream stands, by its number."""
+        states = dict(self._states)
+        for number, stream in self._streams.items():
+            if stream.ended:
+                states[number] = StreamState(given=stream.given, ended=True)
+            else:
+                at, captures = stream.snapshot()
+                states[number] = StreamState(describe(self._graph, self._plan, number, captures), at, stream.given)
+        return states
+
+    def close(self) -> None:
+        """Close every file and iterator of the epoch."""
+        self._turns = RoundRobin({})
+        for stream in self._streams.values():
+            stream.close()
+        self._streams.clear()
+        self._own.clear()
+        if self._dealer is not None:
+            self._dealer.close()
+            self._dealer = None
+
+
+class ServiceEngine:
+    """Runs the graph as a user's own reading service adapts it, in the calling process."""
+
+    def __init__(self, service: Any, graph: IterDataPipe[Any]) -> None:
+        self._service = service
+        self._initial = service.initialize(graph)
+        self._engine: InProcessEngine | None = None
+        self.waited = 0.0
+        self.batches = self.nbytes = self.restarts = self.copied = 0
+        self.pids: list[int] = []
+
+    def begin(self, plan: Plan, states: dict[int, StreamState], dealer: Dealer | None) -> None:
+        """Begin an epoch, with the service's hooks around it."""
+        self._finish()
+        adapt = self._service.initialize_iteration(SeedGenerator((plan.seed + plan.epoch) % (1 << 64)))
+        adapted = self._initial if adapt is None else adapt(self._initial)
+        self._engine = InProcessEngine(as_pipe(adapted))
+        self._engine.begin(plan, states, dealer)
+
+    def next(self) -> Any:
+        """Return the next output; raises StopIteration at the end."""
+        if self._engine is None:
+            raise StopIteration
+        try:
+            output = self._engine.next()
+        except StopIteration:
+            self._service.finalize_iteration()
+            raise
+        self.batches += 1
+        return output
+
+    def states(self) -> dict[int, StreamState]:
+        """Return where each stream stands, by its number."""
+        return {} if self._engine is None else self._engine.states()
+
+    def _finish(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def close(self) -> None:
+        """End the epoch and the service."""
+        self._finish()
+        self._service.finalize()

@@ -1,0 +1,274 @@
+"""`DataLoader2`: iterate a graph, epoch after epoch, save where it stands and go on from there."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from pipes.datapipe import IterDataPipe, MapDataPipe, length_of, no_length
+from pipes.errors import StateError
+from pipes.loader2.checkpoint import Checkpoint, read_state
+from pipes.loader2.dealing import Dealer, clone, cut
+from pipes.loader2.in_process import ServiceEngine
+from pipes.loader2.iterator import DataLoader2Iterator, Runner
+from pipes.loader2.reading_service import InProcessReadingService, MultiProcessingReadingService
+from pipes.loader2.streams import Plan, StreamState
+from pipes.run import automatic_shard_point, stage_names, walk
+from pipes.stages.sharding import ShardingFilter
+from pipes.stages.wrapping import as_pipe
+
+__all__ = ["DataLoader2"]
+
+T = TypeVar("T")
+Adapter = Callable[[Any], Any]
+
+
+class DataLoader2(Generic[T]):
+    """Iterate a graph of pipes in this process or in workers, epoch after epoch, with exact state.
+
+    The graph is copied, so later changes to the pipes do not reach the loader; functions and data are shared. The order
+    depends on the seed, the epoch and `num_streams` alone (default: workers times ranks, at least 1), not on how many
+    workers run the streams. A graph without `sharding_filter` is split after its source; `sharding="replicate"` gives
+    every stream all elements instead. Raises TypeError for what is no pipe, UnpicklableStageError when the graph cannot
+    travel to the workers.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> loader = DataLoader2(IterableWrapper(range(6)).shuffle().batch(2))
+    >>> loader.seed(7)
+    >>> iterator = iter(loader)
+    >>> first, state = next(iterator), loader.state_dict()
+    >>> rest = list(iterator)
+    >>> again = DataLoader2(IterableWrapper(range(6)).shuffle().batch(2))
+    >>> again.load_state_dict(state)
+    >>> list(again) == rest
+    True
+    """
+
+    def __init__(
+        self,
+        datapipe: IterDataPipe[T] | MapDataPipe[T],
+        datapipe_adapter_fn: Adapter | Sequence[Adapter] | None = None,
+        reading_service: Any = None,
+        *,
+        num_streams: int | None = None,
+        sharding: str = "auto",
+    ) -> None:
+        self._closed = True
+        if not isinstance(datapipe, IterDataPipe | MapDataPipe):
+            raise TypeError(
+                f"DataLoader2 reads a graph of pipes, not a {type(datapipe).__name__}"
+                + (
+                    "; a saved state holds no graph, so build it as before"
+                    if datapipe is None
+                    else "; see IterableWrapper"
+                )
+            )
+        if sharding not in ("auto", "replicate"):
+            raise ValueError(f"sharding must be 'auto' or 'replicate', not {sharding!r}")
+        graph: Any = clone(as_pipe(datapipe))
+        adapters = datapipe_adapter_fn if isinstance(datapipe_adapter_fn, Sequence) else [datapipe_adapter_fn]
+        for adapter in adapters:
+            graph = graph if adapter is None else adapter(graph)
+        self.datapipe: IterDataPipe[T] = graph
+        self.reading_service = InProcessReadingService() if reading_service is None else reading_service
+        self._graph, self._dealt = cut(graph)
+        if hasattr(self.reading_service, "check"):
+            self.reading_service.check(self._graph)
+        self._replicate = sharding == "replicate"
+        self._explicit_streams = num_streams
+        self._rank, self._world = _rank()
+        self.num_streams = num_streams or max(1, getattr(self.reading_service, "num_workers", 0)) * self._world
+        if self.num_streams < 1 or self.num_streams % self._world:
+            raise ValueError(
+                f"num_streams must be a positive multiple of the world size {self._world}, not {num_streams}"
+            )
+        self._seed: int | None = None
+        self._epoch = 0
+        self._loaded: Checkpoint | None = None
+        self._iterator: weakref.ref[DataLoader2Iterator[T]] | None = None
+        self._fresh = True
+        self._advanced = False
+        self._runner: Runner | None = None
+        self._closed = False
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that runs, or of the next one when none does."""
+        return self._epoch
+
+    def seed(self, seed: int) -> None:
+        """Set the seed from the next `iter` on, as epoch 0; raises ValueError unless it fits 64 bits."""
+        if not 0 <= seed < 1 << 64:
+            raise ValueError(f"a seed lies in [0, 2**64), not {seed}")
+        self._seed, self._epoch, self._fresh, self._loaded = seed, 0, True, None
+
+    def __iter__(self) -> DataLoader2Iterator[T]:
+        if self._closed:
+            raise RuntimeError("the loader was shut down; make a new one")
+        previous = None if self._iterator is None else self._iterator()
+        if previous is not None:
+            previous.replace("iter(loader) was called again")
+        if not self._fresh and (self._advanced or (previous is not None and previous.advanced)):
+            self._epoch += 1
+        runner = self._runner or self._start()
+        states = self._states_to_run()
+        dealer = None
+        if self._dealt is not None:
+            dealer = Dealer(self._dealt, self._plan(), any(state.given for state in states.values()))
+        runner.begin(self._plan(), states, dealer)
+        iterator = DataLoader2Iterator(self, runner)
+        self._iterator, self._fresh, self._advanced = weakref.ref(iterator), False, False
+        return iterator
+
+    def _start(self) -> Runner:
+        if self.num_streams > 1 and not self._replicate and self._dealt is None:
+            self._warn_of_automatic_sharding()
+        service = self.reading_service
+        runner: Runner
+        if isinstance(service, InProcessReadingService | MultiProcessingReadingService):
+            runner = service.start(self._graph, self.num_streams // self._world)
+        else:
+            runner = ServiceEngine(service, self._graph)
+        self._runner = runner
+        self._finalizer = weakref.finalize(self, runner.close)
+        return runner
+
+    def _warn_of_automatic_sharding(self) -> None:
+        point = automatic_shard_point(walk(self._graph))
+        if point is not None:
+            stage = stage_names(self._graph)[id(point)]
+            warnings.warn(
+                f"the graph has no sharding_filter, so it is split into {self.num_streams} streams after stage {stage}; say "
+                "where with .sharding_filter(), or pass sharding='replicate' to give every stream all elements",
+                stacklevel=4,
+            )
+
+    def _plan(self) -> Plan:
+        if self._seed is None:
+            self._seed = _shared_seed()
+        return Plan(self._seed, self._epoch, self.num_streams, self._replicate)
+
+    def _states_to_run(self) -> dict[int, StreamState]:
+        own = range(self._rank, self.num_streams, self._world)
+        if self._loaded is None:
+            return {number: StreamState() for number in own}
+        loaded, self._loaded = self._loaded, None
+        return {number: loaded.streams[number] for number in own}
+
+    def _epoch_ended(self) -> None:
+        self._epoch += 1
+        self._fresh = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loader's state as plain JSON data: after the last output given, exactly.
+
+        The state of an epoch whose end was seen is that of the start of the next one. Loading it into a loader of the
+        same graph and `num_streams` gives the same outputs from there on, whatever the number of workers.
+        """
+        plan = self._plan()
+        if self._loaded is not None:
+            return self._loaded.to_json(self._graph)
+        if self._fresh or self._runner is None:
+            streams = self._states_to_run()
+        else:
+            streams = self._runner.states()
+        return Checkpoint(plan.seed, plan.epoch, plan.streams, plan.replicate, streams).to_json(self._graph)
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on, from the next `iter` on, where `state` was saved; `state` is one rank's or the list of all ranks'.
+
+        An iterator in use is no longer valid. Raises StateError, and changes nothing, when the state is damaged, of
+        another graph, of another explicit `num_streams`, or lacks streams of this rank.
+        """
+        checkpoint = read_state(state, self._graph)
+        count = checkpoint.num_streams
+        if self._explicit_streams not in (None, count):
+            raise StateError(
+                f"the state has num_streams={count}, the loader num_streams={self._explicit_streams}; leave it out"
+            )
+        if count < 1 or count % self._world:
+            raise StateError(f"the state's {count} streams cannot be spread over {self._world} ranks evenly")
+        if checkpoint.replicate != self._replicate:
+            raise StateError("the state and the loader differ in sharding='replicate'; use the same")
+        missing = [number for number in range(self._rank, count, self._world) if number not in checkpoint.streams]
+        if missing:
+            raise StateError(
+                f"the state lacks streams {missing[:8]} of rank {self._rank}: pass the list of the states of all ranks"
+            )
+        previous = None if self._iterator is None else self._iterator()
+        if previous is not None:
+            previous.replace("load_state_dict() was called; iter(loader) goes on from that state")
+        self._loaded, self._seed, self._epoch, self.num_streams = checkpoint, checkpoint.seed, checkpoint.epoch, count
+        self._fresh, self._iterator = True, None
+
+    def __len__(self) -> int:
+        graph: Any = self._graph
+        point = None if self._replicate else automatic_shard_point(walk(graph))
+        if point is not None:
+            graph = clone(graph, {id(point): ShardingFilter(point)})  # type: ignore[arg-type]
+        try:
+            return sum(
+                length_of(graph, (number, self.num_streams))
+                for number in range(self._rank, self.num_streams, self._world)
+            )
+        except TypeError:
+            raise
+        except RecursionError:
+            raise no_length(self, "its graph is too deep") from None
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts since the loader was made: outputs, bytes, copied outputs, seconds waited, restarts, workers."""
+        runner = self._runner
+        if runner is None:
+            return {"batches": 0, "bytes": 0, "copied_batches": 0, "seconds_waited": 0.0, "restarts": 0, "workers": []}
+        return {
+            "batches": runner.batches,
+            "bytes": runner.nbytes,
+            "copied_batches": runner.copied,
+            "seconds_waited": runner.waited,
+            "restarts": runner.restarts,
+            "workers": runner.pids,
+        }
+
+    def shutdown(self) -> None:
+        """End the workers and close every file; may be called twice. The loader cannot be iterated afterwards."""
+        if self._closed:
+            return
+        self._closed = True
+        previous = None if self._iterator is None else self._iterator()
+        if previous is not None:
+            previous.replace("the loader was shut down")
+        if self._runner is not None:
+            self._finalizer()
+
+    close = shutdown
+
+    def __enter__(self) -> DataLoader2[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        return f"DataLoader2(num_streams={self.num_streams}, epoch={self._epoch})\n{self.datapipe!r}"
+
+
+def _rank() -> tuple[int, int]:
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def _shared_seed() -> int:
+    """Return torch's initial seed, rank 0's on every rank, without moving any generator."""
+    import torch
+    import torch.distributed as dist
+
+    seed = [torch.initial_seed() % (1 << 64)]
+    if _rank()[1] > 1:
+        dist.broadcast_object_list(seed, src=0)
+    return seed[0]

@@ -1,0 +1,43 @@
+"""What the main process and a worker say to each other over their channel.
+
+Main to worker
+    EPOCH    pickle (iteration, plan, [(stream, state)], credits): drop what you do and run these streams
+    CREDIT   (batches, of them sent by this process), then loan numbers: that many more may be sent; these slabs are free
+    STOP     end
+
+Worker to main
+    BATCH    (iteration, stream, given, snapshot length), the snapshot's pickle or nothing, the packed batch
+    END      (iteration, stream, given): the stream has no more
+    ERROR    (iteration, stream, given), the packed error: the stream raised; the iteration is over for this worker
+    LOG, WARNING   what logging and warnings gave, for main to replay
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+
+__all__ = ["BATCH_HEAD", "CREDIT_HEAD", "EVENT_HEAD", "FATAL", "Kind"]
+
+
+class Kind(IntEnum):
+    """The kinds of messages."""
+
+    EPOCH = 1
+    CREDIT = 2
+    STOP = 3
+    BATCH = 11
+    END = 12
+    ERROR = 13
+    LOG = 14
+    WARNING = 15
+    NEED = 16
+    DEAL = 4
+
+
+BATCH_HEAD = struct.Struct("<qqqI4x")
+EVENT_HEAD = struct.Struct("<qqq")
+CREDIT_HEAD = struct.Struct("<II")
+
+#: The iteration of an error that belongs to none: the worker cannot work at all.
+FATAL = -1

@@ -1,0 +1,163 @@
+"""One stream of one epoch: the part of a graph's elements that one process gives in order, with its state.
+
+Contract
+- `next()` gives the stream's outputs, then raises StopIteration at every further call. `given` counts them.
+- The global generators are seeded once a unit, from (seed, epoch, stream, unit). A unit is one output of a graph whose last
+  stages form batches, else 64 outputs. Graphs without user functions leave the generators alone.
+- `snapshot()` is `(at, captures)`: where the graph stood after output number `at`, now or at the last unit boundary.
+- An error ends the stream; its snapshot then is that before the unit that failed.
+- A stream opened on a `StreamState` goes to its table, which stands at output `at`, and on to output `given`, drawing and
+  dropping what lies between. It then gives what an uninterrupted stream would have given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipes.datapipe import IterDataPipe
+from pipes.errors import StateError
+from pipes.run import Context, Node, inputs_of
+from pipes.seeds import derive_key, seed_globals
+from pipes.stages.mapping import Mapper
+from pipes.stages.selecting import Enumerator, Header, Skipper
+from pipes.state import Captures, Table
+from pipes.user_run import UserRun
+
+__all__ = ["Plan", "Snapshot", "Stream", "StreamState", "calls_user", "describe", "unit_size"]
+
+Snapshot = tuple[int, Captures]
+
+_UNIT = 64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the streams of one epoch have in common."""
+
+    seed: int
+    epoch: int
+    streams: int
+    replicate: bool = False
+
+    def context(self, graph: IterDataPipe[Any], number: int) -> Context:
+        """Return a context of stream `number` of the epoch."""
+        return Context(
+            graph,
+            seed=self.seed,
+            epoch=self.epoch,
+            stream=number,
+            streams=self.streams,
+            shard_automatically=not self.replicate,
+        )
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """Where a stream stands: its table at output `at`, and the outputs given since the epoch's start."""
+
+    table: Table | None = None
+    at: int = 0
+    given: int = 0
+    ended: bool = False
+
+    def after(self, given: int) -> StreamState:
+        """Return the state with `given` outputs given."""
+        return replace(self, given=given)
+
+
+def calls_user(nodes: list[Node]) -> bool:
+    """Return whether iterating the graph runs a user's function or class."""
+    return any(getattr(node, "calls_user", False) or getattr(node, "run_class", None) is UserRun for node in nodes)
+
+
+def unit_size(graph: Node) -> int:
+    """Return the number of outputs that share one seeding of the global generators."""
+    node = graph
+    while not getattr(node, "forms_batches", False):
+        sources = inputs_of(node)
+        if not isinstance(node, Mapper | Enumerator | Header | Skipper) or len(sources) != 1:
+            return _UNIT
+        node = sources[0]
+    return 1
+
+
+def describe(graph: IterDataPipe[Any], plan: Plan, number: int, captures: Captures) -> Table:
+    """Return the JSON table that `captures`, made by stream `number` in any process, stand for."""
+    context = plan.context(graph, number)
+    try:
+        return context.start().table(captures)
+    finally:
+        context.close()
+
+
+class Stream:
+    """Runs stream `number` of an epoch from `start` on."""
+
+    def __init__(self, graph: IterDataPipe[Any], plan: Plan, number: int, start: StreamState | None = None) -> None:
+        start = start or StreamState()
+        self.number = number
+        self.ended = start.ended
+        self.given = start.at
+        self._failed = False
+        self.unit = unit_size(graph)
+        self._plan = plan
+        self._context = plan.context(graph, number)
+        self.seeded = calls_user(self._context.nodes)
+        if start.ended:
+            self.given = start.given
+            return
+        self._run = self._context.start(start.table)
+        self._boundary: Snapshot = (start.at, self._run.captures())
+        self._go_to(start.given)
+        self._iterator = iter(self._run)
+
+    def _go_to(self, given: int) -> None:
+        missing = given - self.given
+        if missing < 0:
+            raise StateError(f"the saved state is damaged: stream {self.number} stands at {self.given}, after {given}")
+        if not self.seeded:
+            # No draw of a user is lost by going past the outputs without making them.
+            self._run.replay(missing, ())
+            self.given = given
+            return
+        self._iterator = iter(self._run)
+        for _ in range(missing):
+            try:
+                self.next()
+            except StopIteration:
+                raise StateError(
+                    f"stream {self.number} ends after {self.given} outputs, but the state was saved after {given}; the "
+                    "data changed: resume with the data the state was made from, or start afresh"
+                ) from None
+
+    def next(self) -> Any:
+        """Return the next output; raises StopIteration at the end."""
+        if self.ended:
+            raise StopIteration
+        if self.given % self.unit == 0:
+            self._boundary = (self.given, self._run.captures())
+            if self.seeded:
+                plan = self._plan
+                seed_globals(derive_key(plan.seed, plan.epoch, "unit", self.number, self.given // self.unit))
+        try:
+            element = next(self._iterator)
+        except StopIteration:
+            self.ended = True
+            self.close()
+            raise
+        except BaseException:
+            self._failed = True
+            raise
+        self.given += 1
+        return element
+
+    def snapshot(self) -> Snapshot:
+        """Return where the graph stood at the newest output at which a unit ended."""
+        if self._failed or self.given % self.unit:
+            return self._boundary
+        return self.given, self._run.captures()
+
+    def close(self) -> None:
+        """Close every iterator of the stream."""
+        self._context.close()

@@ -1,0 +1,257 @@
+"""What runs in a worker process: the outputs of its streams, in turn, sent as credits allow.
+
+Contract
+- Success. After EPOCH the worker runs its streams in the order of `RoundRobin` and sends each output as one BATCH; a
+  stream's end is one END. It sends no more than it has credits for, and no further output while outputs of more than
+  `max_bytes` are on the way, except when none is. Snapshots go with the outputs after which they were taken.
+- Failure. Whatever a stream raises, SystemExit included, is sent as ERROR in its place in the order, and so is an
+  output that cannot be packed; the worker then waits for the next EPOCH. If main is gone, the worker ends.
+- Stop. STOP, and the end of the channel, end the worker at the next message it looks for: between two outputs.
+- Threads. The worker's own code runs in one thread; log records and warnings may come from any.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipes.datapipe import IterDataPipe
+from pipes.errors import ChannelClosed
+from pipes.loader2.channel import Channel, Message
+from pipes.loader2.collate import collating_into, default_collate
+from pipes.loader2.dealing import DealtSource, Exhausted
+from pipes.loader2.forwarding import install_forwarding
+from pipes.loader2.merge import RoundRobin
+from pipes.loader2.messages import BATCH_HEAD, CREDIT_HEAD, EVENT_HEAD, FATAL, Kind
+from pipes.loader2.packing import pack
+from pipes.loader2.remote_error import pack_error
+from pipes.loader2.shipping import unship
+from pipes.loader2.slabs import SlabPool
+from pipes.loader2.streams import Plan, Stream, StreamState
+from pipes.stages import collating
+
+__all__ = ["Job", "WorkerInfo", "work"]
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """Which worker this is; what `worker_init_fn` and `worker_reset_fn` get."""
+
+    num_workers: int
+    worker_id: int
+
+
+@dataclass
+class Job:
+    """What a worker needs for its whole life; it travels once, the graph as `ship` packed it for all workers."""
+
+    graph: bytes
+    info: WorkerInfo
+    generation: int
+    max_bytes: int
+    snapshot_every: int
+    init_fn: Callable[[Any, WorkerInfo], Any] | None = None
+    reset_fn: Callable[..., Any] | None = None
+    snapshot_seconds: float = field(default=1.0)
+
+
+def work(sock: socket.socket, payload: bytes) -> None:
+    """Serve main over `sock` until it says STOP or is gone; the target of `start_worker`."""
+    channel = Channel(sock)
+    try:
+        try:
+            job: Job = unship(payload)
+            worker = _Worker(channel, job)
+        except BaseException as error:
+            channel.send(Kind.ERROR, [EVENT_HEAD.pack(FATAL, 0, 0), pack_error(error, -1)])
+            return
+        worker.serve()
+    except ChannelClosed:
+        return
+    finally:
+        channel.close()
+
+
+class _Worker:
+    def __init__(self, channel: Channel, job: Job) -> None:
+        self._channel, self._job = channel, job
+        self._number = job.info.worker_id
+        self._sending = threading.Lock()
+        self._notes: deque[tuple[Kind, bytes]] = deque()
+        install_forwarding(self._note, self._number)
+        self._pool = SlabPool(job.generation)
+        graph = unship(job.graph)
+        self._graph: IterDataPipe[Any] = graph if job.init_fn is None else job.init_fn(graph, job.info)
+        self._iteration = FATAL
+        self._streams: dict[int, Stream] = {}
+        self._turns = RoundRobin({})
+        self._credits = 0
+        self._sizes: deque[int] = deque()
+        self._dealt: dict[tuple[int, int], tuple[bool, Any]] = {}
+        self._snapshots: dict[int, tuple[int, float]] = {}
+        self._stopped = False
+        collating.stack_with(default_collate)
+        DealtSource.fetch = staticmethod(self._fetch)
+
+    def serve(self) -> None:
+        channel = self._channel
+        while True:
+            ready = self._may_produce()
+            messages = channel.feed() if ready else [channel.recv()]
+            for message in messages:
+                self._handle(message)
+            if self._stopped:
+                return
+            if self._may_produce():
+                self._produce()
+
+    def _may_produce(self) -> bool:
+        return (
+            self._credits > 0
+            and self._turns.turn() is not None
+            and (not self._sizes or sum(self._sizes) < self._job.max_bytes)
+        )
+
+    def _handle(self, message: Message) -> None:
+        if message.kind == Kind.CREDIT:
+            batches, own = CREDIT_HEAD.unpack_from(message.body)
+            self._credits += batches
+            for _ in range(own):
+                self._sizes.popleft()
+            self._pool.take_back(message.body[CREDIT_HEAD.size :])
+        elif message.kind == Kind.EPOCH:
+            self._begin(*pickle.loads(message.body))
+        elif message.kind == Kind.DEAL:
+            stream, number, has, element = pickle.loads(message.body)
+            self._dealt[stream, number] = (has, element)
+        elif message.kind == Kind.STOP:
+            self._drop_streams()
+            self._stopped = True
+
+    def _begin(self, iteration: int, plan: Plan, states: list[tuple[int, StreamState]], credits: int) -> None:
+        self._drop_streams()
+        self._iteration, self._credits = iteration, credits
+        self._sizes.clear()
+        self._dealt.clear()
+        self._snapshots.clear()
+        self._plan, self._states = plan, dict(states)
+        self._epoch_graph: IterDataPipe[Any] | None = None
+        self._turns = RoundRobin(
+            {number: state.given for number, state in states}, [number for number, state in states if state.ended]
+        )
+
+    def _drop_streams(self) -> None:
+        for stream in self._streams.values():
+            stream.close()
+        self._streams.clear()
+        self._turns = RoundRobin({})
+
+    def _stream(self, number: int) -> Stream:
+        """Return the running stream, opened at its first turn: what it raises then is its error."""
+        if number not in self._streams:
+            if self._epoch_graph is None:
+                self._epoch_graph = self._reset_graph()
+            self._streams[number] = Stream(self._epoch_graph, self._plan, number, self._states[number])
+            self._snapshots[number] = (self._streams[number].given, time.monotonic())
+        return self._streams[number]
+
+    def _reset_graph(self) -> IterDataPipe[Any]:
+        job = self._job
+        if job.reset_fn is None:
+            return self._graph
+        from pipes.loader2.random import SeedGenerator
+
+        seeds = SeedGenerator(self._plan.seed + self._plan.epoch).spawn(self._number)
+        return job.reset_fn(self._graph, job.info, seeds)  # type: ignore[no-any-return]
+
+    def _produce(self) -> None:
+        number = self._turns.turn()
+        assert number is not None
+        given = self._states[number].given
+        try:
+            stream = self._stream(number)
+            given = stream.given
+            try:
+                with collating_into(self._pool):
+                    output = stream.next()
+            except StopIteration:
+                self._turns.end()
+                self._send(Kind.END, [EVENT_HEAD.pack(self._iteration, number, given)])
+                return
+            snapshot = self._snapshot_of(stream)
+            packed = pack(output, self._pool)
+            del output
+        except ChannelClosed:
+            raise
+        except Abandoned as abandoned:
+            self._handle(abandoned.message)
+            return
+        except BaseException as error:
+            notes = [f"output {given} of stream {number}, epoch {self._plan.epoch}"]
+            self._send(
+                Kind.ERROR, [EVENT_HEAD.pack(self._iteration, number, given), pack_error(error, self._number, notes)]
+            )
+            del error
+            self._drop_streams()
+            return
+        head = BATCH_HEAD.pack(self._iteration, number, stream.given, len(snapshot))
+        self._credits -= 1
+        self._turns.advance()
+        self._send(Kind.BATCH, [head, snapshot, *packed.parts], packed.fds)
+        self._sizes.append(packed.nbytes)
+
+    def _snapshot_of(self, stream: Stream) -> bytes:
+        """Return a pickled snapshot when one is due, else nothing."""
+        at, when = self._snapshots[stream.number]
+        now = time.monotonic()
+        if stream.given - at < self._job.snapshot_every and now - when < self._job.snapshot_seconds:
+            return b""
+        self._snapshots[stream.number] = (stream.given, now)
+        return pickle.dumps(stream.snapshot(), protocol=5)
+
+    def _fetch(self, stream: int, number: int) -> Any:
+        """Ask main for element `number` of `stream`, which only main can read."""
+        self._send(Kind.NEED, [EVENT_HEAD.pack(self._iteration, stream, number)])
+        while (stream, number) not in self._dealt:
+            message = self._channel.recv()
+            if message.kind in (Kind.EPOCH, Kind.STOP):
+                raise Abandoned(message)
+            self._handle(message)
+        has, element = self._dealt.pop((stream, number))
+        if not has:
+            raise Exhausted
+        return element
+
+    def _send(self, kind: Kind, parts: list[bytes], fds: list[int] | None = None) -> None:
+        with self._sending:
+            self._channel.send(kind, parts, fds or ())
+        self._flush_notes()
+
+    def _note(self, kind: str, payload: bytes) -> None:
+        self._notes.append((Kind.LOG if kind == "log" else Kind.WARNING, payload))
+        self._flush_notes()
+
+    def _flush_notes(self) -> None:
+        # A record made while this thread is sending (by a finalizer, say) waits for that send to end.
+        while self._notes and self._sending.acquire(blocking=False):
+            try:
+                kind, payload = self._notes.popleft()
+                self._channel.send(kind, [payload])
+            except IndexError:
+                return
+            finally:
+                self._sending.release()
+
+
+class Abandoned(BaseException):
+    """The iteration that a stream belongs to ended while it waited for main; no stage may catch it."""
+
+    def __init__(self, message: Message) -> None:
+        super().__init__()
+        self.message = message
