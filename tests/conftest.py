@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
-from residue import Holdings, settled, stop_forkserver
+from residue import Holdings, settled, start_forkserver, stop_forkserver
 
 SETTLE_SECONDS = 10.0
 
@@ -83,12 +83,13 @@ def moto_server(_no_real_cloud: None, tmp_path_factory: pytest.TempPathFactory) 
 def no_residue() -> Iterator[None]:
     """Fail when the test leaves child processes, threads, open descriptors or names in /dev/shm.
 
-    What ends by itself within ten seconds is no residue, nor is a forkserver that ran before the test. One that the
-    test started is ended here: it must go without a trace too. Only Python's threads count: pools of native threads
-    (OpenMP, Tokio) live as long as the process.
+    What ends by itself within ten seconds is no residue, nor is the forkserver, which runs before the test; another one
+    that the test started is ended here, and must go without a trace too. Only Python's threads count: pools of native
+    threads (OpenMP, Tokio) live as long as the process.
     """
     # multiprocessing's tracker lives as long as the process: start it now, so that it is no news afterwards
     multiprocessing.resource_tracker.ensure_running()
+    start_forkserver()
     gc.collect()
     before = Holdings.now()
     yield
