@@ -37,7 +37,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Class = TypeVar("Class", bound=type)
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
+_HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+# What running leaves on a pipe and no copy of it takes along.
+_UNSAVED = frozenset({"_iterations", "_seed_epoch", "_generation", "_sharding_told"})
 _CATALOGUES = ("pipes.iter", "pipes.map")
 
 # A shard is (number of this stream, number of streams); the whole is one stream of one.
@@ -125,7 +127,9 @@ class _Described(Node):
                 f"or apply your class with .then({maker.__name__}, ...)"
             )
         if name in vars(cls) or not name.isidentifier():
-            raise GraphError(f"'{name}' cannot be a chained name: it is an attribute of {cls.__name__} or no identifier")
+            raise GraphError(
+                f"'{name}' cannot be a chained name: it is an attribute of {cls.__name__} or no identifier"
+            )
 
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             return maker(self, *args, **kwargs)
@@ -188,17 +192,26 @@ class IterDataPipe(ChainedIter, _Described, IterableDataset[T_co]):
     """
 
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
+    #: For code written against torch, whose own `__getstate__` asks for it; never set here.
+    getstate_hook: ClassVar[None] = None
     stateless: ClassVar[bool] = False
     run_class: ClassVar[type[Run]] = UserRun
     _own_iter: ClassVar[Callable[[Any], Iterator[Any]] | None] = None
+    # Makes the run of the built-in stage that a user's class with its own __iter__ derives from.
+    _stage_maker: ClassVar[Callable[[Any, Context, str], Run] | None] = None
+    _stage_run_class: ClassVar[type[Run] | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own = cls.__dict__.get("__iter__")
-        if own is not None:
-            cls._own_iter = own
-            cls.__iter__ = _managed(own)  # type: ignore[method-assign]
-            cls.run_class = cls.__dict__.get("run_class", UserRun)
+        if own is None:
+            return
+        built_in = cls._make_run is not IterDataPipe._make_run or cls.run_class is not UserRun
+        if cls._own_iter is None and built_in:
+            cls._stage_maker, cls._stage_run_class = cls._make_run, cls.run_class
+        cls._own_iter = own
+        cls.__iter__ = _managed(own)  # type: ignore[method-assign]
+        cls.run_class, cls._make_run = UserRun, _make_user_run  # type: ignore[method-assign]
 
     def __iter__(self) -> Iterator[T_co]:
         return iterate(self)
@@ -214,15 +227,27 @@ class IterDataPipe(ChainedIter, _Described, IterableDataset[T_co]):
         raise no_length(self)
 
     def _make_run(self, context: Context, stage: str) -> Run:
-        return type(self).run_class(self, context, stage)
+        return self._run_class()(self, context, stage)
+
+    def _run_class(self) -> type[Run]:
+        """Return the run class of the built-in stage, also in a user's subclass that has an `__iter__` of its own."""
+        return type(self)._stage_run_class or type(self).run_class
+
+    def _is_replayed(self) -> bool:
+        cls = type(self)
+        remembers = hasattr(cls, "state_dict") and hasattr(cls, "load_state_dict")
+        return cls._own_iter is not None and not remembers and not self.stateless
 
     def then(self, stage: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Return `stage(self, *args, **kwargs)`: the typed way to chain any class, registered or not."""
         return stage(self, *args, **kwargs)
 
-
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_iterations", "_seed_epoch")}
+        return {name: value for name, value in self.__dict__.items() if name not in _UNSAVED}
+
+
+def _make_user_run(self: Any, context: Context, stage: str) -> Run:
+    return UserRun(self, context, stage)
 
 
 def _managed(own: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
@@ -231,7 +256,7 @@ def _managed(own: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[An
     @functools.wraps(own)
     def __iter__(self: Any) -> Iterator[Any]:
         if type(self)._own_iter is not own:  # reached through super().__iter__()
-            return own(self)
+            return iter(own(self))
         return iterate(self)
 
     return __iter__
@@ -281,7 +306,9 @@ def functional_datapipe(name: str, enable_df_api_tracing: bool = False) -> Calla
         elif isinstance(cls, type) and issubclass(cls, MapDataPipe):
             MapDataPipe.register_datapipe_as_function(name, cls)
         else:
-            raise TypeError(f"functional_datapipe({name!r}) decorates IterDataPipe and MapDataPipe classes, not {cls!r}")
+            raise TypeError(
+                f"functional_datapipe({name!r}) decorates IterDataPipe and MapDataPipe classes, not {cls!r}"
+            )
         return cls
 
     return decorate

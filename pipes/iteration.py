@@ -1,11 +1,12 @@
-"""How `iter(pipe)` works outside a loader: seeds, one live iterator a pipe, and the generations of fork and demux.
+"""How `iter(pipe)` works outside a loader: seeds, shards, one live iterator a pipe, the generations of fork and demux.
 
 Contract
-- `iter(pipe)` makes a context of its own, unless a user's stage of a running context was to iterate the pipe.
+- `iter(pipe)` makes a context of its own, unless a user's stage of a running context asks for it (see user_run.py).
 - A new context takes over every pipe of its graph: older contexts that hold one of them are closed, and their
   iterators raise StaleIteratorError at the next use.
 - The children of one fork or demux share its run: they form a generation. A child that was already started in the
   generation begins a new one, which replaces the older with all its children.
+- In a worker of torch's DataLoader, and under torch.distributed, the context is one stream of several.
 """
 
 from __future__ import annotations
@@ -13,65 +14,88 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from types import FunctionType
+from typing import Any, Protocol
 
 from pipes.errors import StaleIteratorError
-from pipes.run import Context, Node, Run, inputs_of
+from pipes.node import describe_automatic_sharding
+from pipes.run import Context, Node, Run, inputs_of, walk
 
-__all__ = ["await_user", "iterate"]
+__all__ = ["expect", "iterate", "stop_expecting"]
 
-# Pipes whose next iteration belongs to a running context, because a user's stage there will iterate them.
-_awaited: dict[int, tuple[Context, Node, Run | None]] = {}
+
+class Asking(Protocol):
+    """A run of a user's stage, which will call `iter` on pipes."""
+
+    pipe: Node
+    context: Context
+
+    def executing(self) -> bool: ...
+    def claim(self, pipe: Node) -> Iterator[Any] | None: ...
+    def nest(self, pipe: Node) -> Iterator[Any]: ...
+
+
+# The runs of users' stages that were started and not yet closed; the ones started last stand last.
+_asking: list[Asking] = []
 # The context that iterates a pipe now. A context keeps its pipes alive, so an id cannot be reused while it lives.
 _owners: dict[int, weakref.ref[Context]] = {}
 
 
-# What the children of a fork or demux share now, by the id of the shared stage.
-_generations: dict[int, _Generation] = {}
-
-
 class _Generation:
-    """One run of a shared stage and the children that were started on it."""
+    """One run of a shared stage and the children that were started on it; the shared stage holds it."""
 
-    def __init__(self, main: Node) -> None:
+    def __init__(self, main: Node, outer: Context) -> None:
         self.context = _context_of_its_own(main)
-        self.main = weakref.ref(main, lambda _: self.end(None))
-        self.key = id(main)
+        # Where the graph is split, and so which draws its streams share, the graph below decides.
+        inside = {id(node) for node in self.context.nodes}
+        self.context.shard_after = outer.shard_after if id(outer.shard_after) in inside else None
+        self.context.above_shard = outer.above_shard
         self.members: list[weakref.ref[Context]] = []
         self.started: set[int] = set()
         self.run = _begin(self.context)
 
-    def end(self, successor: str | None) -> None:
-        if _generations.get(self.key) is self:
-            del _generations[self.key]
+    def end(self, successor: str) -> None:
         for member in self.members:
             context = member()
-            if context is not None and successor is not None:
+            if context is not None:
                 _replace(context, successor)
         self.context.close()
 
 
 def iterate(pipe: Node) -> Iterator[Any]:
     """Return a new iterator of `pipe`, as `iter(pipe)` does."""
-    if id(pipe) in _awaited:
-        context, _, run = _awaited[id(pipe)]
-        _awaited[id(pipe)] = (context, pipe, None)
-        if run is None:
-            run = context.again(pipe, len(context.children) + 1).start()
-        return iter(run)
+    if _asking:
+        for asking in reversed(_asking):
+            iterator = asking.claim(pipe)
+            if iterator is not None:
+                return iterator
+        host = _host(pipe)
+        if host is not None:
+            return host.nest(pipe)
     context = _context_of_its_own(pipe)
+    _warn_of_automatic_sharding(context)
     return _guarded(context, _begin(context))
 
 
-def await_user(context: Context, pipe: Node, run: Run) -> None:
-    """Have the next `iter(pipe)`, which a user's stage will call, join `context`."""
-    _awaited[id(pipe)] = (context, pipe, run)
+def expect(run: Asking) -> None:
+    """Let `iter(pipe)` ask `run` first, for it is about to run a user's `__iter__`."""
+    _asking.append(run)
 
-    def release() -> None:
-        if _awaited.get(id(pipe), (None,))[0] is context:
-            del _awaited[id(pipe)]
 
-    context.at_close.append(release)
+def stop_expecting(run: Asking) -> None:
+    _asking[:] = [each for each in _asking if each is not run]
+
+
+def _host(pipe: Node) -> Asking | None:
+    """Return the user's stage that is executing now and whose graph `pipe` reads from, if there is one."""
+    executing = [asking for asking in _asking if asking.executing()]
+    if not executing:
+        return None
+    wanted = {id(node) for node in walk(pipe)}
+    for asking in reversed(executing):
+        if id(asking.pipe) not in wanted and any(id(node) in wanted for node in asking.context.nodes):
+            return asking
+    return None
 
 
 def _begin(context: Context) -> Run:
@@ -103,26 +127,27 @@ def _join_generations(context: Context) -> list[Node]:
             else:
                 pending.append(source)
     for key, (main, children) in shared.items():
-        generation = _generations.get(key)
+        generation: _Generation | None = main.__dict__.get("_generation")
         if generation is not None and any(id(child) in generation.started for child in children):
-            if not generation.run.finished():  # type: ignore[attr-defined]
+            if not generation.run.finished():
                 warnings.warn(
                     f"{context.names[key]} starts again although some of its children are not exhausted; their "
                     "iterators are no longer valid",
-                    stacklevel=4,
+                    stacklevel=5,
                 )
             generation.end(context.names[id(children[0])])
             generation = None
         if generation is None:
-            generation = _generations[key] = _Generation(main)
+            generation = main.__dict__["_generation"] = _Generation(main, context)
         generation.started.update(id(child) for child in children)
+        generation.members = [member for member in generation.members if member() is not None]
         generation.members.append(weakref.ref(context))
         context.runs[key] = generation.run
         context.adopted.add(key)
     return private
 
 
-def _forget(key: int) -> Any:
+def _forget(key: int) -> Callable[[weakref.ref[Context]], None]:
     def forget(dead: weakref.ref[Context]) -> None:
         if _owners.get(key) is dead:
             del _owners[key]
@@ -142,17 +167,57 @@ def _context_of_its_own(pipe: Node) -> Context:
     pipe.__dict__["_iterations"] = epoch + 1
     info = get_worker_info()
     rank, world = _rank()
+    nodes = walk(pipe)
+    workers, ranks = _sharded_by_hand(nodes, 1 if info is None else info.num_workers, world)
+    if ranks:
+        rank, world = 0, 1
     if info is None:
         seed, stream, streams = _initial_seed(), rank, world
     else:
-        # The loader's base seed is its own for each epoch, and the workers of one loader share it.
-        seed, epoch = info.seed - info.id, 0
-        stream, streams = info.id * world + rank, info.num_workers * world
+        # The workers of one loader share its base seed; it is new each epoch, unless the workers are persistent.
+        seed = info.seed - info.id
+        stream, streams = (rank, world) if workers else (info.id * world + rank, info.num_workers * world)
     context = Context(pipe, seed=seed, epoch=epoch, stream=stream, streams=streams, alone=True)
-    for node in context.nodes:
-        if getattr(node, "_seed", None) is not None and getattr(node, "_seed_epoch", 0) is None:
+    for node in nodes:
+        if node.__dict__.get("_seed") is not None and node.__dict__.get("_seed_epoch", 0) is None:
             node.__dict__["_seed_epoch"] = epoch
     return context
+
+
+def _sharded_by_hand(nodes: list[Node], workers: int, world: int) -> tuple[bool, bool]:
+    """Return whether the graph is split among (workers, ranks) already: by apply_sharding, or by a user's pipe."""
+    by_worker = by_rank = False
+    for node in nodes:
+        levels = node._levels_by_hand(workers, world)
+        by_worker, by_rank = by_worker or "worker" in levels, by_rank or "rank" in levels
+        if not type(node).__module__.startswith("pipes."):
+            names = _names_used(type(node))
+            by_worker = by_worker or "get_worker_info" in names
+            by_rank = by_rank or "get_rank" in names
+    return by_worker, by_rank
+
+
+def _names_used(cls: type) -> set[str]:
+    """Return the global and attribute names in the code of a user's pipe class and its bases."""
+    names: set[str] = set()
+    for base in cls.__mro__:
+        if not base.__module__.startswith(("pipes.", "torch.", "builtins", "typing")):
+            for value in vars(base).values():
+                function = getattr(value, "__wrapped__", value)
+                if isinstance(function, FunctionType):
+                    names.update(function.__code__.co_names)
+    return names
+
+
+def _warn_of_automatic_sharding(context: Context) -> None:
+    from torch.utils.data import get_worker_info
+
+    if context.shard_after is None or "_sharding_told" in context.last.__dict__:
+        return
+    context.last.__dict__["_sharding_told"] = True
+    info = get_worker_info()
+    if (info is None or info.id == 0) and _rank()[0] == 0:
+        warnings.warn(str(describe_automatic_sharding(context.last)), stacklevel=4)
 
 
 def _initial_seed() -> int:
@@ -185,5 +250,3 @@ def _guarded(context: Context, run: Run) -> Iterator[Any]:
             f"this iterator is no longer valid: a newer iterator of {context.replaced_by} took over; "
             "a pipe has one iterator at a time, so use .fork() for two readers of the same elements"
         )
-
-

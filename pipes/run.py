@@ -2,7 +2,8 @@
 
 Contract
 - Pipes hold settings; everything that changes while running lives in runs. A run has one iterator, made at its first use.
-- `Context.open` builds the runs from the last stage up to the sources and hands each its saved position, if there is one.
+- `Context.open` makes the runs from the last stage up to the sources, then opens them from the sources down, each at its
+  saved position, if there is one. It does not recurse, so the depth of a graph is limited by its iteration alone.
 - All state may be captured whenever the last stage's iterator is suspended, never in the middle of a `next`.
 - `replay(count, wanted)` goes `count` elements forward and returns only those wanted; sources and 1:1 stages do so
   without making the others. It is called before a run's iterator is used, never after.
@@ -19,74 +20,13 @@ from operator import itemgetter
 from typing import Any, ClassVar
 
 from pipes.errors import GraphError, StateError, brief
+from pipes.node import Node, above_shard, automatic_shard_point, check_depth, inputs_of, stage_names, walk
 from pipes.seeds import Draws, derive_key
 from pipes.state import Capture, Captures, Position, Table, Ticks, count_from, table_of
 
-__all__ = ["Context", "Node", "Run", "ShardRun", "inputs_of", "pull", "stage_names", "walk"]
+__all__ = ["Context", "Node", "Run", "ShardRun", "automatic_shard_point", "inputs_of", "pull", "stage_names", "walk"]
 
-_MOST_INPUTS = 1000
 _first = itemgetter(0)
-
-
-class Node:
-    """Marker base of all that can stand in a graph: iterable pipes and map pipes."""
-
-    _opaque: ClassVar[frozenset[str]] = frozenset()
-    _shared: ClassVar[bool] = False
-    _shards: ClassVar[bool] = False
-    _iterable: ClassVar[bool] = True
-
-    def _make_run(self, context: Context, stage: str) -> Run:
-        raise GraphError(f"{type(self).__name__} cannot be iterated inside a graph")
-
-
-def inputs_of(pipe: Node) -> list[Node]:
-    """Return the pipes that `pipe` refers to, each once, found in its attributes and the containers in them.
-
-    >>> from pipes.iter import IterableWrapper
-    >>> source = IterableWrapper(range(3))
-    >>> inputs_of(source.map(str)) == [source]
-    True
-    """
-    found: dict[int, Node] = {}
-    seen: set[int] = set()
-
-    def look(value: Any) -> None:
-        if isinstance(value, Node):
-            found.setdefault(id(value), value)
-        elif isinstance(value, dict | list | tuple | set | frozenset):
-            # No stage has a thousand inputs; a longer container is data, and walking it would cost seconds.
-            if len(value) > _MOST_INPUTS or id(value) in seen:
-                return
-            seen.add(id(value))
-            for item in (*value.keys(), *value.values()) if isinstance(value, dict) else value:
-                look(item)
-
-    for name, value in vars(pipe).items():
-        if name not in pipe._opaque:
-            look(value)
-    return list(found.values())
-
-
-def walk(pipe: Node) -> list[Node]:
-    """Return every pipe of the graph that ends in `pipe`, each once, inputs before the stages they feed."""
-    order: dict[int, Node] = {}
-    entered: set[int] = set()
-    stack: list[tuple[Node, bool]] = [(pipe, False)]
-    while stack:
-        node, done = stack.pop()
-        if done:
-            order[id(node)] = node
-        elif id(node) not in entered:
-            entered.add(id(node))
-            stack.append((node, True))
-            stack.extend((child, False) for child in reversed(inputs_of(node)))
-    return list(order.values())
-
-
-def stage_names(pipe: Node) -> dict[int, str]:
-    """Return `{id(pipe): stage id}` for the graph; a stage id is the place in the graph and the class name."""
-    return {id(node): f"{place}:{type(node).__name__}" for place, node in enumerate(walk(pipe))}
 
 
 class Context:
@@ -110,8 +50,8 @@ class Context:
         self.alone = alone
         self.nodes = walk(last)
         self.names = {id(node): f"{place}:{type(node).__name__}" for place, node in enumerate(self.nodes)}
-        self.shard_after = _automatic_shard_point(self.nodes) if streams > 1 and shard_automatically else None
-        self.above_shard = _above_shard(self.nodes, self.shard_after)
+        self.shard_after = automatic_shard_point(self.nodes) if streams > 1 and shard_automatically else None
+        self.above_shard = above_shard(self.nodes, self.shard_after)
         self.replaced_by: str | None = None
         self.runs: dict[int, Run] = {}
         self.children: list[Context] = []
@@ -122,40 +62,77 @@ class Context:
     def start(self, table: Table | None = None) -> Run:
         """Open the whole graph, restored to `table` when there is one, and return the last stage's run."""
         self.table = table
+        check_depth(self.last, self.nodes)
         return self.open(self.last, table)
 
     def open(self, pipe: Node, table: Table | None) -> Run:
         """Return the run of `pipe`, with everything upstream of it, at the positions that `table` holds."""
-        if id(pipe) in self.runs:
-            if pipe._shared:
-                return self.runs[id(pipe)]
+        known = self._known(pipe)
+        return known if known is not None else self.open_run(pipe, self._new_run(pipe), table)
+
+    def open_run(self, pipe: Node, run: Run, table: Table | None) -> Run:
+        """Open `run`, a new run of `pipe`, with everything upstream of it; return what stages below it read."""
+        stack = [_Opening(pipe, run, *self._positions(pipe, run, table))]
+        while True:
+            top = stack[-1]
+            if top.inputs:
+                feed = top.inputs.popleft()
+                known = self._known(feed)
+                if known is not None:
+                    top.run.inputs.append(known)
+                else:
+                    fresh = self._new_run(feed)
+                    stack.append(_Opening(feed, fresh, *self._positions(feed, fresh, top.below)))
+                continue
+            stack.pop()
+            top.run.open(top.position, top.table)
+            done = top.run
+            if top.pipe is self.shard_after and self.runs.get(id(top.pipe)) is done:
+                self.runs[id(top.pipe)] = done = ShardRun.behind(done, top.table)
+            if not stack:
+                return done
+            stack[-1].run.inputs.append(done)
+
+    def _known(self, pipe: Node) -> Run | None:
+        """Return the run of `pipe` if it is open and may be shared; refuse a second reader of any other."""
+        run = self.runs.get(id(pipe))
+        if run is not None and not pipe._shared:
             raise GraphError(
                 f"{self.names[id(pipe)]} feeds two stages of one graph; a pipe has one iterator, "
                 "so give each its own copy of the elements with .fork(2)"
             )
-        stage = self.names[id(pipe)]
-        run = pipe._make_run(self, stage)
-        self.runs[id(pipe)] = run
-        position = None if table is None else table.get(stage)
-        if pipe._shared and table is not None:
-            position = self._oldest_shared(stage, position)
-        run.open(position, table)
-        if pipe is self.shard_after:
-            self.runs[id(pipe)] = run = ShardRun.behind(run, table)
         return run
 
-    def _oldest_shared(self, stage: str, position: Position) -> Position:
+    def _new_run(self, pipe: Node) -> Run:
+        run = self.runs[id(pipe)] = pipe._make_run(self, self.names[id(pipe)])
+        return run
+
+    def _positions(self, pipe: Node, run: Run, table: Table | None) -> tuple[Position, Table | None, Table | None]:
+        """Return the position of `run`, the table it stands in, and the table for what is upstream of it."""
+        position = None if table is None else table.get(run.stage)
+        if pipe._shared and self.table is not None:
+            position = self._oldest_shared(pipe, run.stage, position)
+        return position, table, run.anchor_table(position) if run.anchored else table
+
+    def _oldest_shared(self, pipe: Node, stage: str, position: Position) -> Position:
         """Of all positions of a shared stage, at the end of a table or inside anchors, return the oldest one."""
         found = [position] if position is not None else []
         pending: list[Any] = [self.table]
         while pending:
             value = pending.pop()
-            if isinstance(value, dict):
+            # What lies beside "round" or "again" belongs to another pass over the same stages.
+            if isinstance(value, dict) and not value.keys() & {"round", "again"}:
                 for key, item in value.items():
                     if key == stage:
                         found.append(item)
                     pending.append(item)
-        return min(found, key=lambda item: count_from(item.get("anchor"), "taken", stage)) if found else None
+        if not found:
+            return None
+        if any(each is pipe for node in self.nodes if node._is_replayed() for each in walk(node)):
+            # A child's reader is replayed from the start, so the shared stage must be, too.
+            taken = max(count_from(item, "taken", stage) for item in found)
+            return {"taken": taken, "anchor": {"taken": 0, "table": {}}}
+        return min(found, key=lambda item: count_from(item.get("anchor"), "taken", stage))
 
     def again(self, last: Node, *rounds: int) -> Context:
         """Return a context in which `last` and all upstream of it runs afresh within this epoch."""
@@ -166,10 +143,18 @@ class Context:
         self.children.append(child)
         return child
 
+    def nested(self, last: Node, stage: str, number: int) -> Context:
+        """Return a context for a graph that stage `stage` built, or found, while it ran: its iteration `number`."""
+        child = self.again(last, number)
+        child.nodes = walk(last)
+        own = {id(node): f"{stage}/{place}:{type(node).__name__}" for place, node in enumerate(child.nodes)}
+        child.names = {**own, **self.names}
+        return child
+
     def leave(self, child: Context) -> None:
-        """Close a context that `again` made and forget it."""
+        """Close a context that `again` or `nested` made and forget it."""
         child.close()
-        self.children.remove(child)
+        self.children = [each for each in self.children if each is not child]
 
     def key(self, stage: str, pipe: Node) -> int:
         """Return the key of a stage's draws; the streams share one above the shard point, and differ below it."""
@@ -192,27 +177,15 @@ class Context:
         self.at_close.clear()
 
 
-def _above_shard(nodes: Sequence[Node], shard_after: Node | None) -> frozenset[int]:
-    """Return the ids of all pipes that feed a shard point, directly or not, the shard points included."""
-    above: set[int] = set()
-    for node in reversed(nodes):
-        if node._shards or node is shard_after or id(node) in above:
-            above.add(id(node))
-            above.update(id(source) for source in inputs_of(node))
-    return frozenset(above)
+class _Opening:
+    """A run whose inputs are being opened."""
 
+    __slots__ = ("below", "inputs", "pipe", "position", "run", "table")
 
-def _automatic_shard_point(nodes: Sequence[Node]) -> Node | None:
-    """Return the stage after which a graph without a sharding_filter is split; None when it has one.
-
-    That is the source of a linear graph, and of any other the last stage where branches meet.
-    """
-    if any(node._shards for node in nodes):
-        return None
-    node = nodes[-1]
-    while len(sources := [source for source in inputs_of(node) if source._iterable]) == 1:
-        node = sources[0]
-    return node
+    def __init__(self, pipe: Node, run: Run, position: Position, table: Table | None, below: Table | None) -> None:
+        self.pipe, self.run = pipe, run
+        self.position, self.table, self.below = position, table, below
+        self.inputs = deque(run.input_pipes())
 
 
 class Run:
@@ -237,10 +210,7 @@ class Run:
         return inputs_of(self.pipe)
 
     def open(self, position: Position, table: Table | None) -> None:
-        """Open what is upstream, then go to `position` (None: the start)."""
-        if self.anchored:
-            table = self.anchor_table(position)
-        self.inputs = [self.context.open(pipe, table) for pipe in self.input_pipes()]
+        """Go to `position` (None: the start) in `table`; what `input_pipes` names is open and stands in `inputs`."""
         self.link()
         self.restore(position)
 
@@ -315,6 +285,11 @@ class Run:
         where = f" built at {built[0]}:{built[1]}" if built else ""
         what = f", on element {brief(element[0])}" if element else ""
         error.add_note(f"in stage {self.stage}{where}{what}")
+
+    def note_once(self, error: BaseException) -> None:
+        """Add the note unless a stage above has added one: for stages through which errors from above pass."""
+        if not any(note.startswith("in stage ") for note in getattr(error, "__notes__", ())):
+            self.note(error)
 
 
 def pull(iterator: Iterator[Any], count: int, wanted: Sequence[int], stage: str) -> list[Any]:

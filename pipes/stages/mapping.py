@@ -111,7 +111,7 @@ class Mapper(IterDataPipe[R]):
         return apply_to_columns(self.fn, self.input_col, self.output_col)
 
     def _make_run(self, context: Any, stage: str) -> Run:
-        own = type(self).run_class
+        own = self._run_class()
         return _KeyedMapperRun(self, context, stage) if self.rng and own is MapperRun else own(self, context, stage)
 
     def _length(self, shard: Shard) -> int:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, no_length
 from pipes.errors import GraphError
-from pipes.run import Run
+from pipes.run import Node, Run
 from pipes.state import Capture, Position, Table, Ticks, count_from
 
 __all__ = ["Cycler", "Enumerator", "Header", "Skipper"]
@@ -149,6 +149,9 @@ class _CyclerRun(Run):
 
     stateful = True
     anchored = True
+
+    def input_pipes(self) -> Sequence[Node]:
+        return ()
 
     def open(self, position: Position, table: Table | None) -> None:
         self.round = 0 if position is None else count_from(position, "round", self.stage)

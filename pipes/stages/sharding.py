@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import TypeVar
 
+from torch.utils.data import get_worker_info
+
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
 from pipes.errors import GraphError
 from pipes.run import Node, ShardRun
@@ -53,6 +55,7 @@ class ShardingFilter(IterDataPipe[T]):
         self.datapipe = datapipe
         self.sharding_group_filter = sharding_group_filter
         self._groups: dict[int, tuple[int, int]] = {}
+        self._told_in_worker = False
 
     def apply_sharding(
         self, num_of_instances: int, instance_id: int, sharding_group: int = SHARDING_PRIORITIES.DEFAULT
@@ -68,6 +71,18 @@ class ShardingFilter(IterDataPipe[T]):
         if any((group == default) != (known == default) for known in self._groups):
             raise GraphError("sharding group DEFAULT cannot be mixed with others; give every apply_sharding a group")
         self._groups[group] = (num_of_instances, instance_id)
+        self._told_in_worker = self._told_in_worker or get_worker_info() is not None
+
+    def _levels_by_hand(self, workers: int, world: int) -> frozenset[str]:
+        levels = set()
+        for group, (instances, _) in self._groups.items():
+            if group == SHARDING_PRIORITIES.MULTIPROCESSING:
+                levels.add("worker")
+            elif group != SHARDING_PRIORITIES.DEFAULT or not self._told_in_worker:
+                levels.add("rank")
+            else:  # a worker_init_fn called apply_sharding: for the workers, or for all workers of all ranks
+                levels.update(("worker",) if instances == workers and world > 1 else ("worker", "rank"))
+        return frozenset(levels)
 
     def share(self) -> tuple[int, int]:
         """Return (number of this shard, number of shards) by hand; (0, 1) unless `apply_sharding` was called."""
@@ -83,5 +98,3 @@ class ShardingFilter(IterDataPipe[T]):
         own, count = self.share()
         index, total = own + count * shard[0], count * shard[1]
         return max(0, -(-(length_of(self.datapipe, (0, 1)) - index) // total))
-
-

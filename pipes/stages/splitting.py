@@ -42,7 +42,9 @@ class _SplitterRun(Run):
             self.caught_up_at = count_from(position, "taken", self.stage)
             anchor = position["anchor"]
             self.taken = count_from(anchor, "taken", self.stage)
-            self.counts = [count_from({"count": each}, "count", self.stage) for each in anchor["extra"]]
+            self.counts = [
+                count_from({"count": each}, "count", self.stage) for each in anchor.get("extra", self.counts)
+            ]
         self.anchors = Anchors(self.upstream, _KEPT_ANCHORS)
         self.anchors.note(self.taken, tuple(self.counts))
 
@@ -263,5 +265,3 @@ class Demultiplexer(IterDataPipe[Any]):
     ) -> Any:
         main = _DemultiplexerSource(datapipe, num_instances, buffer_size, classifier_fn, drop_none)
         return [_DemultiplexerChild[Any](main, number) for number in range(num_instances)]
-
-

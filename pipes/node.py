@@ -1,0 +1,158 @@
+"""What can stand in a graph, found by following references; where a graph is split into streams."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from pipes.errors import GraphError
+
+if TYPE_CHECKING:
+    from pipes.run import Context, Run
+
+__all__ = [
+    "Node",
+    "above_shard",
+    "automatic_shard_point",
+    "check_depth",
+    "describe_automatic_sharding",
+    "inputs_of",
+    "stage_names",
+    "walk",
+]
+
+_MOST_INPUTS = 1000
+# What user functions inside the deepest stage may need.
+_SPARE_FRAMES = 100
+
+
+class Node:
+    """Marker base of all that can stand in a graph: iterable pipes and map pipes."""
+
+    _opaque: ClassVar[frozenset[str]] = frozenset()
+    _shared: ClassVar[bool] = False
+    _shards: ClassVar[bool] = False
+    _iterable: ClassVar[bool] = True
+
+    def _make_run(self, context: Context, stage: str) -> Run:
+        raise GraphError(
+            f"{type(self).__name__} is read by key; give the stage below it .to_iter_datapipe() to iterate"
+        )
+
+    def _levels_by_hand(self, workers: int, world: int) -> frozenset[str]:
+        """Return which of the levels "worker" and "rank" this stage splits by itself, because it was told to."""
+        return frozenset()
+
+    def _is_replayed(self) -> bool:
+        """Return whether a restore replays this stage, and so all upstream of it, from the start of the epoch."""
+        return False
+
+
+def inputs_of(pipe: Node) -> list[Node]:
+    """Return the pipes that `pipe` refers to, each once, found in its attributes and the containers in them.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> source = IterableWrapper(range(3))
+    >>> inputs_of(source.map(str)) == [source]
+    True
+    """
+    found: dict[int, Node] = {}
+    seen: set[int] = set()
+
+    def look(value: Any) -> None:
+        if isinstance(value, Node):
+            found.setdefault(id(value), value)
+        elif isinstance(value, dict | list | tuple | set | frozenset):
+            # No stage has a thousand inputs; a longer container is data, and walking it would cost seconds.
+            if len(value) > _MOST_INPUTS or id(value) in seen:
+                return
+            seen.add(id(value))
+            for item in (*value.keys(), *value.values()) if isinstance(value, dict) else value:
+                look(item)
+
+    for name, value in vars(pipe).items():
+        if name not in pipe._opaque:
+            look(value)
+    return list(found.values())
+
+
+def walk(pipe: Node) -> list[Node]:
+    """Return every pipe of the graph that ends in `pipe`, each once, inputs before the stages they feed."""
+    order: dict[int, Node] = {}
+    entered: set[int] = set()
+    stack: list[tuple[Node, bool]] = [(pipe, False)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            order[id(node)] = node
+        elif id(node) not in entered:
+            entered.add(id(node))
+            stack.append((node, True))
+            stack.extend((child, False) for child in reversed(inputs_of(node)))
+    return list(order.values())
+
+
+def stage_names(pipe: Node) -> dict[int, str]:
+    """Return `{id(pipe): stage id}` for the graph; a stage id is the place in the graph and the class name."""
+    return {id(node): f"{place}:{type(node).__name__}" for place, node in enumerate(walk(pipe))}
+
+
+def check_depth(last: Node, nodes: Sequence[Node]) -> None:
+    """Refuse a graph too deep to iterate: each stage takes one level of Python's recursion limit."""
+    limit = sys.getrecursionlimit()
+    if len(nodes) < limit // 2:
+        return
+    depths: dict[int, int] = {}
+    for node in nodes:
+        depths[id(node)] = 1 + max((depths.get(id(source), 0) for source in inputs_of(node)), default=0)
+    used, frame = 0, sys._getframe()
+    while frame.f_back is not None:
+        used, frame = used + 1, frame.f_back
+    if depths[id(last)] + used + _SPARE_FRAMES > limit:
+        raise GraphError(
+            f"the graph is {depths[id(last)]} stages deep, but Python's recursion limit of {limit} leaves room for about "
+            f"{max(0, limit - used - _SPARE_FRAMES)}; merge stages (one .concat or .zip takes any number of pipes), or "
+            "raise it with sys.setrecursionlimit"
+        )
+
+
+def above_shard(nodes: Sequence[Node], shard_after: Node | None) -> frozenset[int]:
+    """Return the ids of all pipes that feed a shard point, directly or not, the shard points included."""
+    above: set[int] = set()
+    for node in reversed(nodes):
+        if node._shards or node is shard_after or id(node) in above:
+            above.add(id(node))
+            above.update(id(source) for source in inputs_of(node))
+    return frozenset(above)
+
+
+def automatic_shard_point(nodes: Sequence[Node]) -> Node | None:
+    """Return the stage after which a graph without a sharding_filter is split; None when it has one.
+
+    That is the source of a linear graph, and of any other the last stage where branches meet.
+    """
+    if any(node._shards for node in nodes):
+        return None
+    node = nodes[-1]
+    while len(sources := [source for source in inputs_of(node) if source._iterable]) == 1:
+        node = sources[0]
+    return node
+
+
+def describe_automatic_sharding(pipe: Node) -> str | None:
+    """Return where a graph without a sharding_filter is split into streams and what to do; None when it has one."""
+    nodes = walk(pipe)
+    point = automatic_shard_point(nodes)
+    if point is None:
+        return None
+    names = stage_names(pipe)
+    built = getattr(point, "_built", None)
+    where = f" (built at {built[0]}:{built[1]})" if built else ""
+    repeated = [names[id(node)] for node in walk(point)]
+    listed = ", ".join(repeated[:4]) + (f" and {len(repeated) - 4} more" if len(repeated) > 4 else "")
+    return (
+        f"the graph has no sharding_filter, so it is split after stage {names[id(point)]}{where}: every stream runs {listed} "
+        "in full and goes on with its share of the elements. Put .sharding_filter() where the split should be, as early as "
+        'the elements are still names; or pass sharding="replicate" to DataLoader2 to give every stream all elements'
+    )
