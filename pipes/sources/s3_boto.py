@@ -1,0 +1,277 @@
+"""Requests through boto3: the control plane, large bodies, odd names, and every second attempt.
+
+It shows statuses, headers and request ids, which the retry loop needs, and is what in-process mocks reach.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from html import unescape
+from typing import Any, Protocol
+from urllib.parse import unquote_plus
+from xml.etree import ElementTree
+
+from pipes.sources.s3_names import S3Object
+from pipes.sources.s3_options import S3Options
+from pipes.sources.s3_retry import S3Failure, failure_of_answer, retry_after_seconds
+
+__all__ = ["BotoTransport", "S3Body", "failure_of_boto", "make_boto_client", "make_boto_session", "need_boto3"]
+
+_PAGE = "PipesPage"
+_FIELDS = ("Key", "Size", "ETag", "LastModified")
+
+
+class S3Body(Protocol):
+    """An answer with a body that has not been read yet."""
+
+    size: int
+    """Of the whole object, in bytes."""
+    etag: str | None
+    start: int
+    """Offset in the object of the body's first byte."""
+
+    def read(self, limit: int) -> bytes:
+        """The next bytes, about `limit` of them and at least one; empty at the end. Raises S3Failure."""
+
+    def close(self) -> None: ...
+
+
+def need_boto3() -> None:
+    """Raise ModuleNotFoundError that says what to install, unless boto3 is there."""
+    try:
+        import boto3  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError('reading from S3 needs boto3: pip install "pipes[s3]"', name="boto3") from error
+
+
+def make_boto_session(options: S3Options) -> Any:
+    """A session of our own; the process-wide default one is left alone."""
+    import boto3
+    from botocore.exceptions import ProfileNotFound
+
+    try:
+        return boto3.Session(
+            aws_access_key_id=options.access_key,
+            aws_secret_access_key=options.secret_key,
+            aws_session_token=options.session_token,
+            region_name=options.resolved_region(),
+            profile_name=options.profile,
+        )
+    except ProfileNotFound as error:
+        raise ValueError(f"profile {options.profile!r} is in none of the AWS configuration files") from error
+
+
+def make_boto_client(session: Any, options: S3Options) -> Any:
+    """A boto3 S3 client without retries and with the options' timeouts."""
+    from botocore import UNSIGNED
+    from botocore.config import Config
+
+    settings: dict[str, Any] = {
+        "retries": {"total_max_attempts": 1, "mode": "standard"},
+        "connect_timeout": options.connect_timeout,
+        "read_timeout": options.read_timeout,
+        "max_pool_connections": 64,
+        "tcp_keepalive": True,
+        "request_checksum_calculation": "when_required",
+        "response_checksum_validation": "when_required",
+        "user_agent_extra": "pipes",
+    }
+    if options.unsigned:
+        settings["signature_version"] = UNSIGNED
+    if options.path_style is not None:
+        settings["s3"] = {"addressing_style": "path" if options.path_style else "virtual"}
+    client = session.client(
+        "s3",
+        endpoint_url=options.resolved_endpoint(),
+        region_name=session.region_name or "us-east-1",
+        verify=options.resolved_verify(),
+        config=Config(**settings),
+    )
+    _read_pages_ourselves(client)
+    return client
+
+
+class BotoTransport:
+    """Opens objects and lists pages through one boto3 client; every problem comes out as an S3Failure."""
+
+    def __init__(self, client: Any, options: S3Options) -> None:
+        self.client = client
+        self._payer = {"RequestPayer": "requester"} if options.requester_pays else {}
+
+    def open(self, bucket: str, key: str, start: int, etag: str | None) -> S3Body:
+        """GET an object from byte `start`, if it still has `etag`."""
+        asked = dict(self._payer)
+        if start:
+            asked["Range"] = f"bytes={start}-"
+        if etag and not etag.startswith("W/"):
+            asked["IfMatch"] = etag
+        return _BotoBody(self._call("get_object", Bucket=bucket, Key=key, **asked))
+
+    def head(self, bucket: str, key: str) -> tuple[int, str | None]:
+        """The object's present size in bytes and ETag."""
+        answer = self._call("head_object", Bucket=bucket, Key=key, **self._payer)
+        return answer["ContentLength"], answer.get("ETag")
+
+    def page(self, bucket: str, prefix: str, size: int, place: dict[str, str]) -> tuple[list[S3Object], dict[str, str]]:
+        """One page of a listing and the place of the next one, empty after the last."""
+        asked = {"Bucket": bucket, "Prefix": prefix, "MaxKeys": size, "EncodingType": "url"}
+        try:
+            answer = self._call("list_objects_v2", **asked, **place, **self._payer)
+        except ElementTree.ParseError as error:
+            raise S3Failure("server", f"the store sent a listing that is not XML ({error})") from error
+        rows, truncated, token = answer.get(_PAGE) or _plain_page(answer)
+        objects = [S3Object(bucket, *row) for row in rows]
+        if not truncated:
+            return objects, {}
+        if token:
+            return objects, {"ContinuationToken": token}
+        if not objects:
+            raise S3Failure("refused", "the store says that the listing goes on but not where")
+        return objects, {"StartAfter": objects[-1].key}
+
+    def _call(self, method: str, **asked: Any) -> Any:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            return getattr(self.client, method)(**asked)
+        except (BotoCoreError, ClientError, OSError) as error:
+            raise failure_of_boto(error) from error
+
+
+class _BotoBody:
+    def __init__(self, answer: Any) -> None:
+        self._body = answer["Body"]
+        self.etag: str | None = answer.get("ETag")
+        length, span = answer.get("ContentLength"), answer.get("ContentRange", "")
+        # By the header and not by status 206: some stores send a part with status 200.
+        place, _, total = span.removeprefix("bytes").strip().partition("/")
+        try:
+            self.start = int(place.partition("-")[0]) if span else 0
+            self.size = int(total) if span else int(length)
+        except (TypeError, ValueError) as error:
+            self._body.close()
+            raise S3Failure("refused", f"no usable length (Content-Length {length}, Content-Range {span!r})") from error
+        if not self.size:
+            self.read(1)  # gives the connection back
+
+    def read(self, limit: int) -> bytes:
+        from botocore.exceptions import BotoCoreError
+        from urllib3.exceptions import HTTPError
+
+        try:
+            return self._body.read(limit)  # type: ignore[no-any-return]
+        except (BotoCoreError, HTTPError, OSError) as error:
+            raise failure_of_boto(error) from error
+
+    def close(self) -> None:
+        self._body.close()
+
+
+def failure_of_boto(error: Exception) -> S3Failure:
+    """What an exception of botocore (or below it) means."""
+    from botocore import exceptions as boto
+
+    if isinstance(error, boto.ClientError):
+        meta: Any = error.response.get("ResponseMetadata", {})
+        told: Any = error.response.get("Error", {})
+        headers = meta.get("HTTPHeaders", {})
+        return failure_of_answer(
+            int(meta.get("HTTPStatusCode") or 0),
+            str(told.get("Code", "")),
+            str(told.get("Message", "")),
+            str(meta.get("RequestId") or headers.get("x-amz-request-id") or told.get("RequestId") or ""),
+            retry_after_seconds(headers.get("retry-after")),
+        )
+    if isinstance(error, (boto.ReadTimeoutError, boto.ConnectTimeoutError)):
+        return S3Failure("timeout", "the store did not answer in time")
+    if isinstance(error, boto.SSLError):
+        return S3Failure("refused", f"no trusted TLS connection ({error}); verify= takes the path of a CA bundle")
+    if isinstance(error, (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError)):
+        return S3Failure("denied", f"no usable credentials ({error})")
+    if isinstance(error, (boto.ResponseStreamingError, boto.IncompleteReadError)):
+        return S3Failure("cut", "the connection broke")
+    if isinstance(error, (boto.ConnectionError, boto.HTTPClientError, OSError)):
+        return S3Failure("connection", f"the store cannot be reached ({error})")
+    if isinstance(error, (boto.TokenRetrievalError, boto.SSOError)):
+        return S3Failure("denied", f"no usable credentials ({error})")
+    if isinstance(error, boto.BotoCoreError):
+        return S3Failure("refused", str(error))
+    return S3Failure("cut", f"the connection broke ({type(error).__name__})")
+
+
+Row = tuple[str, int, str | None, datetime | None]
+
+
+def _read_pages_ourselves(client: Any) -> None:
+    """Take listings out of botocore's hands, which builds two trees and 70 us of objects a key; this needs 4 us."""
+    from botocore import handlers
+
+    events = client.meta.events
+    # It looks for an error inside a good answer, in the whole tree of every page. A botocore without it is as well.
+    check = getattr(handlers, "_handle_200_error", None)
+    if check is not None:
+        events.unregister("before-parse.s3.*", check)
+
+    def read(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **more: Any) -> None:
+        body = response_dict["body"]
+        if response_dict["status_code"] == 200 and isinstance(body, bytes) and b"<ListBucketResult" in body[:200]:
+            customized_response_dict[_PAGE] = _scan(body.decode()) or _parse(body)
+            response_dict["body"] = b"<ListBucketResult/>"
+        elif check is not None:
+            check(response_dict=response_dict, customized_response_dict=customized_response_dict, **more)
+
+    events.register_first("before-parse.s3.*", read)
+
+
+def _scan(text: str) -> tuple[list[Row], bool, str | None] | None:
+    """Read a page without building its tree; None when it is not of the plain form that this relies on."""
+    count = text.count("<Contents>")
+    keys, sizes, etags, times = (re.findall(f"<{tag}>([^<]*)</{tag}>", text) for tag in _FIELDS)
+    encoding = re.findall(r"<EncodingType>url</EncodingType>", text)
+    if not text.rstrip().endswith("</ListBucketResult>") or not encoding:
+        return None
+    if not count == len(keys) == len(sizes) == len(etags) == len(times):
+        return None
+    rows: list[Row] = [
+        (unquote_plus(key), int(size), unescape(etag), _time(time))
+        for key, size, etag, time in zip(keys, sizes, etags, times, strict=True)
+    ]
+    token = re.search(r"<NextContinuationToken>([^<]*)</NextContinuationToken>", text)
+    return rows, "<IsTruncated>true</IsTruncated>" in text, unescape(token[1]) if token else None
+
+
+def _parse(body: bytes) -> tuple[list[Row], bool, str | None]:
+    root = ElementTree.fromstring(body)
+    space = root.tag.partition("}")[0] + "}" if root.tag.startswith("{") else ""
+    encoded = root.findtext(space + "EncodingType") == "url"
+    rows: list[Row] = []
+    for entry in root.iterfind(space + "Contents"):
+        text = {child.tag.removeprefix(space): child.text for child in entry}
+        key = text["Key"] or ""
+        time = _time(text.get("LastModified"))
+        rows.append((unquote_plus(key) if encoded else key, int(text["Size"] or 0), text.get("ETag"), time))
+    more = root.findtext(space + "IsTruncated") == "true"
+    return rows, more, root.findtext(space + "NextContinuationToken")
+
+
+def _time(text: str | None) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text) if text else None
+    except ValueError:
+        return None
+
+
+def _plain_page(answer: Any) -> tuple[list[Row], bool, str | None]:
+    """A page as botocore parsed it, for clients that are not ours."""
+    encoded = answer.get("EncodingType") == "url"
+    rows = [
+        (
+            unquote_plus(entry["Key"]) if encoded else entry["Key"],
+            entry["Size"],
+            entry.get("ETag"),
+            entry.get("LastModified"),
+        )
+        for entry in answer.get("Contents", ())
+    ]
+    return rows, answer.get("IsTruncated", False), answer.get("NextContinuationToken")

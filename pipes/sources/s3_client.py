@@ -1,0 +1,209 @@
+"""One S3 store as the pipes see it: which client does what, in which process.
+
+Contract
+- A store holds settings only. Clients are made at first use in each process, under that process's own lock, and are
+  never used by another process: two processes on one socket read each other's answers.
+- Stores with equal settings share their clients within a process, for as long as one of them is in use.
+- A forked child leaves what it inherited alone (neither used nor closed) and makes its own. Where obstore had been
+  used before the fork, the child reads through boto3 and says so once.
+- boto3 lists, resumes, and reads what is large or oddly named; obstore reads small objects. Under moto's `mock_aws`,
+  or with a boto3 client that the user passed, everything goes through boto3.
+- Stores are safe to share between threads; a stream belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from pipes.errors import ChangedDataError
+from pipes.sources.s3_boto import BotoTransport, S3Body, make_boto_client, make_boto_session, need_boto3
+from pipes.sources.s3_names import S3Object, split_s3_url
+from pipes.sources.s3_obstore import ObstoreTransport, can_name, can_run
+from pipes.sources.s3_options import S3Options
+from pipes.sources.s3_retry import Attempts, S3Failure
+from pipes.sources.s3_stream import S3Stream
+
+__all__ = ["S3Store"]
+
+# By CPU time against nginx on loopback: up to 2 MiB obstore needs half of what boto3 does, from 4 MiB on
+# more, at 64 MiB twice as much.
+_SMALL = 2 << 20
+# Clients inherited by a fork: kept, because closing them here would disturb the parent's or hang.
+_inherited: list[Any] = []
+
+
+class S3Store:
+    """Lists and reads the objects of an S3 store.
+
+    >>> store = S3Store(S3Options(endpoint_url="http://127.0.0.1:9000", region="us-east-1"))
+    >>> store
+    S3Store(S3Options(endpoint_url='http://127.0.0.1:9000', region='us-east-1'))
+
+    Errors are the Store errors of `pipes.errors`: StoreNotFoundError (a FileNotFoundError) for a bucket or object that
+    is not there, StorePermissionError, StoreTimeoutError, StoreConnectionError, each with `bucket`, `key`, `status`,
+    `attempts` and `request_id`; ChangedDataError for an object that was replaced between listing, opening and reading;
+    ValueError for a name that is none. ModuleNotFoundError without boto3.
+    """
+
+    def __init__(self, options: S3Options | None = None) -> None:
+        need_boto3()
+        self.options = options or S3Options()
+        if self.options.client == "obstore" and importlib.util.find_spec("obstore") is None:
+            raise ModuleNotFoundError('client="obstore" needs obstore: pip install "pipes[s3]"', name="obstore")
+        self._held: tuple[int, _Clients] | None = None
+        self._last_size: int | None = None
+
+    def __repr__(self) -> str:
+        return f"S3Store({self.options!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.options.own_client is not None:
+            raise TypeError(
+                "an S3 store on a boto3 client of yours cannot travel to another process: describe the client by "
+                "settings (endpoint_url=, region=, profile=, ...) and each process makes its own"
+            )
+        return S3Store, (self.options,)
+
+    def list(self, prefix: str, page_size: int = 1000) -> Iterator[S3Object]:
+        """Yield the objects whose URL starts with `prefix` (`s3://bucket/any/beginning`), in the store's order.
+
+        S3 orders keys by their UTF-8 bytes. The prefix is a plain beginning of the key, not a folder. Folder markers
+        (keys that end in `/`) are among the results. A page of up to `page_size` keys (1 to 1000) is held at a time.
+        """
+        bucket, key = split_s3_url(prefix, prefix=True)
+        if not 1 <= page_size <= 1000:
+            raise ValueError(f"page_size={page_size}: the store accepts 1 to 1000 keys a page")
+        return self._pages(bucket, key, page_size)
+
+    def _pages(self, bucket: str, prefix: str, page_size: int) -> Iterator[S3Object]:
+        place: dict[str, str] = {}
+        while True:
+            here, attempts = place, Attempts(self.options, bucket, prefix)
+
+            def request(_: int, here: dict[str, str] = here) -> tuple[list[S3Object], dict[str, str]]:
+                return self._clients().boto().page(bucket, prefix, page_size, here)
+
+            objects, place = attempts.run(request)
+            yield from objects
+            if not place:
+                return
+            if place == here:
+                failure = S3Failure("refused", f"the listing does not go on after {place}")
+                raise attempts.error(failure)
+
+    def open(self, url: str, etag: str | None = None, size: int | None = None, offset: int = 0) -> S3Stream:
+        """Open an object as a binary stream that begins at byte `offset`.
+
+        `etag` and `size` (bytes), where known from a listing, pin the object: a replaced one is refused. They default
+        to what `url` carries, if it comes from a listing.
+        """
+        bucket, key = split_s3_url(url)
+        etag = getattr(url, "etag", None) if etag is None else etag
+        size = getattr(url, "size", None) if size is None else size
+        return S3Stream(self, bucket, key, etag=etag, size=size, offset=offset)
+
+    def get(self, url: str, etag: str | None = None) -> bytes:
+        """The whole object as bytes."""
+        with self.open(url, etag=etag) as stream:
+            return stream.read()
+
+    def request(self, bucket: str, key: str, start: int, etag: str | None, size: int | None, attempt: int) -> S3Body:
+        """One GET from byte `start`; raises S3Failure. For streams: they own the attempts."""
+        expected = self._last_size if size is None else size
+        if attempt == 0 and self._use_obstore(bucket, key, expected):
+            body = self._clients().obstore(bucket).open(bucket, key, start, etag)
+        else:
+            body = self._clients().boto().open(bucket, key, start, etag)
+        self._last_size = body.size
+        return body
+
+    def head(self, bucket: str, key: str) -> tuple[int, str | None]:
+        """The object's present size in bytes and ETag; raises S3Failure."""
+        return self._clients().boto().head(bucket, key)
+
+    def changed(self, bucket: str, key: str, pinned: str, found: str | None) -> ChangedDataError:
+        """The error for an object that is no longer the one that was listed or opened."""
+        if found is None:
+            try:
+                found = f"ETag {self.head(bucket, key)[1]}"
+            except S3Failure:
+                found = "another ETag"
+        return ChangedDataError(
+            f"s3://{bucket}/{key}: the object was replaced while it was in use: {pinned} before, {found} now. "
+            "Finish writing a data set before reading it, or list it again."
+        )
+
+    def _use_obstore(self, bucket: str, key: str, expected: int | None) -> bool:
+        choice = self.options.client
+        if choice not in ("auto", "obstore") or mock_is_active() or not can_name(bucket, key):
+            return False
+        if choice == "auto" and (expected is None or expected > _SMALL or not _has_obstore()):
+            return False
+        return can_run()
+
+    def _clients(self) -> _Clients:
+        pid, held = os.getpid(), self._held
+        if held is not None and held[0] == pid:
+            return held[1]
+        if held is not None:
+            _inherited.append(held)
+        clients = _shared.setdefault((pid, self.options), _Clients(self.options))
+        self._held = (pid, clients)
+        return clients
+
+
+class _Clients:
+    """The clients of one store in one process."""
+
+    def __init__(self, options: S3Options) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        self._session: Any = None
+        self._boto: dict[bool, BotoTransport] = {}
+        self._obstore: dict[str, ObstoreTransport] = {}
+
+    def boto(self) -> BotoTransport:
+        mocked = mock_is_active()
+        transport = self._boto.get(mocked)
+        if transport is None:
+            with self._lock:
+                transport = self._boto.get(mocked) or self._make_boto()
+                self._boto[mocked] = transport
+        return transport
+
+    def obstore(self, bucket: str) -> ObstoreTransport:
+        transport = self._obstore.get(bucket)
+        if transport is None:
+            boto = self.boto()
+            with self._lock:
+                transport = self._obstore.get(bucket)
+                if transport is None:
+                    transport = ObstoreTransport(self._session, boto.client, self._options, bucket)
+                    self._obstore[bucket] = transport
+        return transport
+
+    def _make_boto(self) -> BotoTransport:
+        client = self._options.own_client
+        if client is None:
+            self._session = make_boto_session(self._options)
+            client = make_boto_client(self._session, self._options)
+        return BotoTransport(client, self._options)
+
+
+_shared: weakref.WeakValueDictionary[tuple[int, S3Options], _Clients] = weakref.WeakValueDictionary()
+
+
+def mock_is_active() -> bool:
+    """Whether moto's in-process mock is on: it reaches boto3 alone."""
+    models = sys.modules.get("moto.core.models")
+    return models is not None and bool(getattr(getattr(models, "botocore_stubber", None), "enabled", False))
+
+
+def _has_obstore() -> bool:
+    return "obstore" in sys.modules or importlib.util.find_spec("obstore") is not None

@@ -1,0 +1,235 @@
+"""An S3 object as a binary stream that is either whole or an error.
+
+Contract
+- Bytes come in order, each once. A stream never ends early: the end is reached when as many bytes arrived as the
+  store said the object has, and not when a connection closes.
+- What breaks is resumed at the byte it broke at, by `Range` with `If-Match`, within the attempts and the deadline of
+  the options. A replaced object (another ETag or size, or status 412) raises ChangedDataError.
+- At most one answer is open at a time; `close` (or dropping the stream) gives its connection back or ends it.
+- A stream that finds itself in a forked child opens a connection of its own at its position.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from pipes.sources.s3_boto import S3Body
+from pipes.sources.s3_retry import Attempts, S3Failure
+
+if TYPE_CHECKING:
+    from pipes.sources.s3_client import S3Store
+
+__all__ = ["S3Stream"]
+
+_CHUNK = 1 << 20
+_SKIP_BY_READING = 256 << 10
+_inherited: list[Any] = []
+
+
+class S3Stream(io.BufferedIOBase):
+    """A readable binary stream over one object; not seekable, but `skip` goes forward cheaply.
+
+    Made by `S3Store.open`. `size` is the object's in bytes, `etag` its tag, `position` the offset of the next byte.
+    """
+
+    def __init__(
+        self,
+        store: S3Store,
+        bucket: str,
+        key: str,
+        *,
+        etag: str | None = None,
+        size: int | None = None,
+        offset: int = 0,
+    ) -> None:
+        if offset < 0:
+            raise ValueError(f"offset={offset}: an object begins at byte 0")
+        self._store, self._bucket, self._key = store, bucket, key
+        self._attempts = Attempts(store.options, bucket, key)
+        self._body: S3Body | None = None
+        self._pid = os.getpid()
+        self._chunk = memoryview(b"")
+        self._arrived = offset
+        self.etag, self._size = etag, size
+        if offset and size is None:
+            # Beginning a range at the end of an object is an error to the store, so its size has to be known.
+            self._size, found = self._attempts.run(lambda _: store.head(bucket, key))
+            if etag and found and found != etag:
+                raise store.changed(bucket, key, f"ETag {etag}", f"ETag {found}")
+            self.etag = etag or found
+        if offset == 0 or offset < self.size:
+            self._open()
+
+    @property
+    def name(self) -> str:
+        """The object's `s3://` name."""
+        return f"s3://{self._bucket}/{self._key}"
+
+    @property
+    def size(self) -> int:
+        """Of the whole object, in bytes."""
+        assert self._size is not None
+        return self._size
+
+    @property
+    def position(self) -> int:
+        """Offset in the object of the next byte that a read gives."""
+        return self._arrived - len(self._chunk)
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.position
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Exactly `size` bytes, fewer only at the object's end; everything left without `size`."""
+        self._check_open()
+        left = self.size - self.position
+        wanted = left if size is None or size < 0 else min(size, left)
+        if wanted <= len(self._chunk):
+            return self._take(wanted)
+        parts = [self._take(len(self._chunk))] if self._chunk else []
+        wanted -= len(parts[0]) if parts else 0
+        while wanted:
+            data = self._receive(max(wanted, _CHUNK))
+            if len(data) > wanted:
+                self._chunk = memoryview(data)
+                data = self._take(wanted)
+            parts.append(data)
+            wanted -= len(data)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read1(self, size: int = -1, /) -> bytes:
+        """Up to `size` bytes with at most one receive."""
+        self._check_open()
+        if size == 0:
+            return b""
+        if not self._chunk:
+            self._chunk = memoryview(self._receive(_CHUNK))
+        return self._take(len(self._chunk) if size < 0 else min(size, len(self._chunk)))
+
+    def peek(self, size: int = 0, /) -> bytes:
+        """What has arrived and was not read yet, at least one byte before the end; reading it stays possible."""
+        self._check_open()
+        if not self._chunk:
+            self._chunk = memoryview(self._receive(_CHUNK))
+        return bytes(self._chunk[: size or 8192])
+
+    def skip(self, count: int) -> None:
+        """Go forward by `count` bytes, at most to the end: over a long way by a new ranged request."""
+        self._check_open()
+        if count < 0:
+            raise ValueError(f"skip({count}): an S3 stream goes forward only")
+        count = min(count, self.size - self.position)
+        ahead = count - len(self._chunk)
+        if ahead <= 0:
+            self._chunk = self._chunk[count:]
+        elif ahead <= _SKIP_BY_READING:
+            self.read(count)
+        else:
+            self._drop_body()
+            self._chunk = memoryview(b"")
+            self._arrived += ahead
+
+    def close(self) -> None:
+        if not self.closed:
+            self._drop_body()
+            self._chunk = memoryview(b"")
+        super().close()
+
+    def __repr__(self) -> str:
+        return f"<S3Stream {self.name} at {self.position} of {self._size}>"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f"{self!r} cannot be pickled: send its name and open it where it is read")
+
+    def _take(self, count: int) -> bytes:
+        data, self._chunk = bytes(self._chunk[:count]), self._chunk[count:]
+        return data
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError(f"read from a closed stream: {self.name}")
+
+    def _receive(self, limit: int) -> bytes:
+        """The next bytes from the store, at least one before the end of the object, empty at it."""
+        if self._pid != os.getpid():
+            _inherited.append(self._body)
+            self._body, self._pid = None, os.getpid()
+        while (left := self.size - self._arrived) > 0:
+            if self._body is None:
+                self._open()
+            assert self._body is not None
+            began = time.monotonic()
+            try:
+                data = self._body.read(min(limit, left))
+                if not data:
+                    raise S3Failure("cut", "the connection was closed")
+                if len(data) > left:
+                    raise S3Failure("refused", f"the store sent {len(data) - left} bytes too many")
+            except S3Failure as failure:
+                self._drop_body()
+                failure.what += f" after {self._arrived} of {self.size} bytes were received"
+                self._attempts.failed(failure, began)
+                continue
+            except BaseException:
+                self._drop_body()  # what an interrupt left half-read is asked for again
+                raise
+            self._arrived += len(data)
+            self._attempts.progress(len(data))
+            if len(data) == left:
+                self._drop_body()
+            return data
+        return b""
+
+    def _open(self) -> None:
+        """Ask for the object from `_arrived` on, until there is an answer about the object that is pinned."""
+        self._body = self._attempts.run(self._request)
+
+    def _request(self, attempt: int) -> S3Body:
+        store, pinned = self._store, self.etag
+        try:
+            body = store.request(self._bucket, self._key, self._arrived, pinned, self._size, attempt)
+        except S3Failure as failure:
+            if failure.kind == "changed" and pinned:
+                raise store.changed(self._bucket, self._key, f"ETag {pinned}", None) from failure
+            if failure.status == 416 and self._size is None:
+                raise S3Failure(
+                    "refused", f"byte {self._arrived} is beyond the end of the object", status=416
+                ) from failure
+            raise
+        try:
+            self._check_same(body)
+            self._align(body)
+        except BaseException:
+            body.close()
+            raise
+        return body
+
+    def _check_same(self, body: S3Body) -> None:
+        if self.etag and body.etag and body.etag != self.etag:
+            found = f"ETag {body.etag}"
+            raise self._store.changed(self._bucket, self._key, f"ETag {self.etag}", found)
+        if self._size is not None and body.size != self._size:
+            raise self._store.changed(self._bucket, self._key, f"{self._size} bytes", f"{body.size} bytes")
+        self.etag, self._size = self.etag or body.etag, body.size
+
+    def _align(self, body: S3Body) -> None:
+        """Read over what a store sends that does not know ranges."""
+        if body.start > self._arrived:
+            raise S3Failure("refused", f"byte {self._arrived} was asked for and byte {body.start} came")
+        surplus = self._arrived - body.start
+        while surplus:
+            data = body.read(min(surplus, _CHUNK))
+            if not data or len(data) > surplus:
+                raise S3Failure("cut", "the connection was closed")
+            surplus -= len(data)
+
+    def _drop_body(self) -> None:
+        body, self._body = self._body, None
+        if body is not None:
+            body.close()
