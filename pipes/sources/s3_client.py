@@ -63,12 +63,10 @@ class S3Store:
         return f"S3Store({self.options!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.options.own_client is not None:
-            raise TypeError(
-                "an S3 store on a boto3 client of yours cannot travel to another process: describe the client by "
-                "settings (endpoint_url=, region=, profile=, ...) and each process makes its own"
-            )
         return S3Store, (self.options,)
+
+    def __deepcopy__(self, memo: Any) -> S3Store:
+        return self
 
     def list(self, prefix: str, page_size: int = 1000) -> Iterator[S3Object]:
         """Yield the objects whose URL starts with `prefix` (`s3://bucket/any/beginning`), in the store's order.
@@ -97,8 +95,15 @@ class S3Store:
                 failure = S3Failure("refused", f"the listing does not go on after {place}")
                 raise attempts.error(failure)
 
-    def open(self, url: str, etag: str | None = None, size: int | None = None, offset: int = 0) -> S3Stream:
-        """Open an object as a binary stream that begins at byte `offset`.
+    def open(
+        self,
+        url: str,
+        etag: str | None = None,
+        size: int | None = None,
+        offset: int = 0,
+        chunk: int | None = None,
+    ) -> S3Stream:
+        """Open an object as a binary stream that begins at byte `offset` and receives `chunk` bytes at a time (1 MiB).
 
         `etag` and `size` (bytes), where known from a listing, pin the object: a replaced one is refused. They default
         to what `url` carries, if it comes from a listing.
@@ -106,7 +111,7 @@ class S3Store:
         bucket, key = split_s3_url(url)
         etag = getattr(url, "etag", None) if etag is None else etag
         size = getattr(url, "size", None) if size is None else size
-        return S3Stream(self, bucket, key, etag=etag, size=size, offset=offset)
+        return S3Stream(self, bucket, key, etag=etag, size=size, offset=offset, chunk=chunk)
 
     def get(self, url: str, etag: str | None = None) -> bytes:
         """The whole object as bytes."""

@@ -85,6 +85,17 @@ class S3Options:
             shown.append(f"{setting.name}={value!r}")
         return f"S3Options({', '.join(shown)})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        if self.own_client is not None:
+            raise TypeError(
+                "S3 options with a boto3 client of yours cannot travel to another process: describe the client by "
+                "settings (endpoint_url=, region=, profile=, ...) and each process makes its own"
+            )
+        return dict(self.__dict__)
+
+    def __deepcopy__(self, memo: Any) -> S3Options:
+        return self
+
     @property
     def own_client(self) -> Any | None:
         """The boto3 client that the user passed, if any."""

@@ -44,6 +44,7 @@ class S3Stream(io.BufferedIOBase):
         etag: str | None = None,
         size: int | None = None,
         offset: int = 0,
+        chunk: int | None = None,
     ) -> None:
         if offset < 0:
             raise ValueError(f"offset={offset}: an object begins at byte 0")
@@ -52,6 +53,7 @@ class S3Stream(io.BufferedIOBase):
         self._body: S3Body | None = None
         self._pid = os.getpid()
         self._chunk = memoryview(b"")
+        self._receive_size = chunk or _CHUNK
         self._arrived = offset
         self.etag, self._size = etag, size
         if offset and size is None:
@@ -95,7 +97,7 @@ class S3Stream(io.BufferedIOBase):
         parts = [self._take(len(self._chunk))] if self._chunk else []
         wanted -= len(parts[0]) if parts else 0
         while wanted:
-            data = self._receive(max(wanted, _CHUNK))
+            data = self._receive(max(wanted, self._receive_size))
             if len(data) > wanted:
                 self._chunk = memoryview(data)
                 data = self._take(wanted)
@@ -109,14 +111,14 @@ class S3Stream(io.BufferedIOBase):
         if size == 0:
             return b""
         if not self._chunk:
-            self._chunk = memoryview(self._receive(_CHUNK))
+            self._chunk = memoryview(self._receive(self._receive_size))
         return self._take(len(self._chunk) if size < 0 else min(size, len(self._chunk)))
 
     def peek(self, size: int = 0, /) -> bytes:
         """What has arrived and was not read yet, at least one byte before the end; reading it stays possible."""
         self._check_open()
         if not self._chunk:
-            self._chunk = memoryview(self._receive(_CHUNK))
+            self._chunk = memoryview(self._receive(self._receive_size))
         return bytes(self._chunk[: size or 8192])
 
     def skip(self, count: int) -> None:

@@ -1,0 +1,197 @@
+"""Objects of an S3 store: `.list_files_by_s3` gives their names, `.load_files_by_s3` opens them."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, no_length
+from pipes.errors import StoreNotFoundError
+from pipes.run import Context, Run
+from pipes.sources.listing import ListingRun, RootsRun
+from pipes.sources.s3_client import S3Store
+from pipes.sources.s3_names import S3Url, split_s3_url
+from pipes.sources.s3_options import S3Options
+from pipes.stages.wrapping import as_pipe
+from pipes.utils import StreamWrapper
+
+__all__ = ["S3FileLister", "S3FileLoader"]
+
+
+@functional_datapipe("list_files_by_s3")
+class S3FileLister(IterDataPipe[S3Url]):
+    """Give the names `s3://bucket/key` of the objects whose name begins with a prefix, in the store's order.
+
+    Args:
+        source: a prefix `s3://bucket/any/beginning`, a list of them, or a pipe of them. It is the plain beginning of a
+            name and no folder: `s3://b/in` also finds `s3://b/input/x`.
+        length: what `len()` says; -1 is unknown.
+        request_timeout_ms: longest wait for a connection or for the next bytes, in milliseconds; -1 leaves it to
+            `options`.
+        region: of the bucket; "" leaves it to `options`.
+        masks: a pattern or patterns of `fnmatch` for the whole name; "" gives all.
+        keep_markers: also give folder markers, keys that end in "/".
+        strict: raise StoreNotFoundError for a prefix under which nothing is found, instead of giving nothing.
+        page_size: keys a request, 1 to 1000.
+        endpoint_url: of a store other than Amazon's; None leaves it to `options` and the environment.
+        options: everything else about the store, see `S3Options`.
+
+    The names carry the `size` and `etag` that were listed; a loader refuses an object that was replaced since. All is
+    listed once an epoch, when the first name is wanted; a resume lists again and is refused, with ChangedDataError,
+    when names, sizes or tags differ. Raises ValueError for a prefix that is no S3 name, ModuleNotFoundError without
+    boto3; while iterating, the Store errors of `pipes.errors`.
+
+    >>> shards = S3FileLister("s3://bkt/train/", masks="*.tar", endpoint_url="http://127.0.0.1:9000")
+    >>> shards.roots(), shards.masks
+    (['s3://bkt/train/'], '*.tar')
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        length: int = -1,
+        request_timeout_ms: int = -1,
+        region: str = "",
+        masks: str | Sequence[str] = "",
+        *,
+        keep_markers: bool = False,
+        strict: bool = False,
+        page_size: int = 1000,
+        endpoint_url: str | None = None,
+        options: S3Options | None = None,
+    ) -> None:
+        self.source = source if isinstance(source, str | list | tuple) else as_pipe(source)
+        self.length = length
+        self.request_timeout_ms = request_timeout_ms
+        self.region = region
+        self.masks = masks
+        self.keep_markers = keep_markers
+        self.strict = strict
+        self.page_size = page_size
+        self.endpoint_url = endpoint_url
+        self.options = options
+        self._store = _store(options, request_timeout_ms, region, endpoint_url)
+        if not isinstance(self.source, IterDataPipe):
+            for prefix in self.roots():
+                self._store.list(prefix, page_size)
+
+    def _make_run(self, context: Context, stage: str) -> Run:
+        return (RootsRun if isinstance(self.source, IterDataPipe) else ListingRun)(self, context, stage)
+
+    def roots(self) -> list[str]:
+        """The constant prefixes, as a list."""
+        return [self.source] if isinstance(self.source, str) else list(self.source)
+
+    def names(self, root: str) -> Iterator[S3Url]:
+        """The names under one prefix."""
+        masks = [self.masks] if isinstance(self.masks, str) else list(self.masks)
+        found = False
+        for item in self._store.list(root, self.page_size):
+            if item.key.endswith("/") and not self.keep_markers:
+                continue
+            url = item.url
+            if not any(masks) or any(fnmatch.fnmatchcase(url, mask) for mask in masks):
+                found = True
+                yield url
+        if self.strict and not found:
+            bucket, prefix = split_s3_url(root, prefix=True)
+            raise StoreNotFoundError(
+                f"{root}: nothing is listed under this prefix{f' that fits {masks}' if any(masks) else ''}. Check the "
+                "prefix, or drop strict=True to read nothing.",
+                bucket=bucket,
+                key=prefix,
+            )
+
+    def identity(self, name: S3Url) -> str:
+        """What must not change about a name while a saved state refers to it."""
+        return f"{name}\0{name.size}\0{name.etag}"
+
+    def _length(self, shard: Shard) -> int:
+        if self.length < 0:
+            raise no_length(self, "pass length= if you know how many objects there are")
+        return self.length
+
+
+class _LoaderRun(Run):
+    """Opens each object; a restore opens only those that are still wanted."""
+
+    def elements(self) -> Iterator[Any]:
+        for url in self.inputs[0]:
+            try:
+                opened = self.pipe.opened(url)
+            except Exception as error:
+                self.note(error, url)
+                raise
+            yield opened
+
+    def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
+        return [self.pipe.opened(url) for url in self.inputs[0].replay(count, wanted)]
+
+
+@functional_datapipe("load_files_by_s3")
+class S3FileLoader(IterDataPipe[tuple[str, StreamWrapper]]):
+    """Open each S3 object and give `(name, stream)`: a binary stream that is whole or raises, and closes when dropped.
+
+    Args:
+        datapipe: a pipe or list of names `s3://bucket/key`, taken literally; those of `list_files_by_s3` carry the
+            size and the ETag to expect.
+        request_timeout_ms: longest wait for a connection or for the next bytes, in milliseconds; -1 leaves it to
+            `options`.
+        region: of the bucket; "" leaves it to `options`.
+        buffer_size: bytes to receive at a time, by default 1 MiB.
+        multi_part_download: accepted for code written against torchdata; an object is one stream either way.
+        endpoint_url: of a store other than Amazon's; None leaves it to `options` and the environment.
+        options: everything else about the store, see `S3Options`.
+
+    Connections that break are resumed at the byte they broke at. A stream cannot seek; `skip(n)` goes forward.
+    Raises ModuleNotFoundError without boto3; while iterating, ValueError for a name that is no S3 name, and the Store
+    errors and ChangedDataError of `pipes.errors`.
+
+    >>> shards = S3FileLoader(["s3://bkt/train/000.tar"], endpoint_url="http://127.0.0.1:9000")
+    >>> len(shards)
+    1
+    """
+
+    run_class = _LoaderRun
+
+    def __init__(
+        self,
+        datapipe: Any,
+        request_timeout_ms: int = -1,
+        region: str = "",
+        buffer_size: int | None = None,
+        multi_part_download: bool | None = None,
+        *,
+        endpoint_url: str | None = None,
+        options: S3Options | None = None,
+    ) -> None:
+        if buffer_size is not None and buffer_size < 0:
+            raise ValueError(f"buffer_size={buffer_size}: a number of bytes is needed")
+        self.datapipe = as_pipe(datapipe)
+        self.request_timeout_ms = request_timeout_ms
+        self.region = region
+        self.buffer_size = buffer_size
+        self.multi_part_download = multi_part_download
+        self.endpoint_url = endpoint_url
+        self.options = options
+        self._store = _store(options, request_timeout_ms, region, endpoint_url)
+
+    def opened(self, url: Any) -> tuple[str, StreamWrapper]:
+        """Open one object."""
+        return url, StreamWrapper(self._store.open(url, chunk=self.buffer_size or None), name=url)
+
+    def _length(self, shard: Shard) -> int:
+        return length_of(self.datapipe, shard)
+
+
+def _store(options: S3Options | None, request_timeout_ms: int, region: str, endpoint_url: str | None) -> S3Store:
+    given: dict[str, Any] = {}
+    if request_timeout_ms > 0:
+        given["connect_timeout"] = given["read_timeout"] = request_timeout_ms / 1000
+    if region:
+        given["region"] = region
+    if endpoint_url is not None:
+        given["endpoint_url"] = endpoint_url
+    return S3Store(replace(options or S3Options(), **given))
