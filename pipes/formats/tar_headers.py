@@ -11,11 +11,23 @@ from struct import Struct
 
 from pipes.errors import DataError
 
-__all__ = ["BLOCK", "KINDS", "checksum_matches", "expected_sum", "parse_number", "parse_pax", "text", "unpack"]
+__all__ = [
+    "BLOCK",
+    "KINDS",
+    "checksum_matches",
+    "expected_sum",
+    "parse_number",
+    "parse_pax",
+    "text",
+    "unpack",
+    "unpack_start",
+]
 
 BLOCK = 512
 # name, size, checksum, type, magic with version, prefix
 unpack = Struct("100s24x12s12x8sc100x8s80x155s12x").unpack
+# name, size, checksum, type, the prefix's first byte: all that a plain member needs
+unpack_start = Struct("100s24x12s12x8sc188xc166x").unpack
 
 # What a member is, by its type byte. Unknown types are "other".
 KINDS = {

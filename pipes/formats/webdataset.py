@@ -7,11 +7,20 @@ path up to the first dot of the base name are one sample, and what follows that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
-from pipes.errors import DataError
+from pipes.datapipe import IterDataPipe, functional_datapipe
+from pipes.errors import DataError, StateError
+from pipes.run import Run
+from pipes.stages.wrapping import as_pipe
+from pipes.state import Anchors, Capture, Position, Ticks, count_from
 
-__all__ = ["Sample", "group_samples", "split_path"]
+__all__ = ["Sample", "WebDataset", "group_samples", "split_path"]
+
+_ANCHOR_EVERY = 16
+_first = itemgetter(0)
 
 
 def _plain(key: Any) -> Any:
@@ -93,12 +102,14 @@ def group_samples(items: Iterable[tuple[str, Any]], on_skip: Callable[[str], obj
     for path, data in items:
         if not isinstance(path, str):
             raise AssertionError(f"the path of a member must be str, got {type(path)}")
-        split = split_path(path)
-        if split is None:
+        # As `split_path`, without the call: this runs once a member.
+        base = path.rfind("/") + 1
+        dot = path.find(".", base)
+        key, field = path[:dot], path[dot + 1 :]
+        if dot <= base or not field:
             if on_skip is not None:
                 on_skip(path)
             continue
-        key, field = split
         if key != current:
             if current is not None:
                 yield Sample(fields)
@@ -108,3 +119,81 @@ def group_samples(items: Iterable[tuple[str, Any]], on_skip: Callable[[str], obj
         fields[field] = data
     if current is not None:
         yield Sample(fields)
+
+
+class _WebDatasetRun(Run):
+    """Looks one member ahead: between two samples it holds the first member of the next, the last input taken.
+
+    An anchor is taken every 16 samples, so a restore takes the members of at most 16 samples again, and keeps one.
+    """
+
+    stateful = True
+    anchored = True
+
+    def restore(self, position: Position) -> None:
+        self.anchors = Anchors(self.upstream, 2)
+        self.left_out = 0
+        self.ahead: list[Any] = []
+        self.held = 0
+        self.ticks = Ticks(0)
+        if position is None:
+            self.anchors.note(0)
+            return
+        taken, self.held = count_from(position, "taken", self.stage), count_from(position, "held", self.stage)
+        anchor = count_from(position["anchor"], "taken", self.stage)
+        if self.held > 1 or anchor + self.held > taken:
+            raise StateError(f"the saved state is damaged: the counts of stage {self.stage} contradict each other")
+        self.anchors.note(anchor)
+        self.ahead = self.inputs[0].replay(taken - anchor, [taken - anchor - 1] if self.held else [])
+        self.ticks = Ticks(taken)
+
+    def elements(self) -> Iterator[Sample]:
+        self.held = 1
+        taken = map(_first, zip(self.inputs[0], self.ticks, strict=False))
+        members = chain(self.ahead, taken, self._end())
+        try:
+            for number, sample in enumerate(group_samples(members, self._leave_out), 1):
+                if number % _ANCHOR_EVERY == 0:
+                    self.anchors.note(self.ticks.count)
+                yield sample
+        except (AssertionError, DataError) as error:
+            if not getattr(error, "__notes__", None):  # else it is one of the input's
+                self.note(error)
+            raise
+
+    def _end(self) -> Iterator[Any]:
+        """Give nothing, and note that nothing is held: this is reached when the input has ended."""
+        self.held = 0
+        yield from ()
+
+    def _leave_out(self, _path: str) -> None:
+        self.left_out += 1
+
+    def capture(self) -> Capture:
+        return self.ticks.count, self.held, self.anchors.entries
+
+    def describe(self, captured: Capture) -> Position:
+        taken, held, entries = captured
+        return {"taken": taken, "held": held, "anchor": self.anchors.describe(entries, taken - held)}
+
+
+@functional_datapipe("webdataset")
+class WebDataset(IterDataPipe[Sample]):
+    """Group consecutive `(path, data)` with the same path up to the first dot of the base name into samples.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> members = [("a/1.jpg", b"..."), ("a/1.seg.json", b"{}"), ("a/2.jpg", b"...")]
+    >>> list(IterableWrapper(members).webdataset())
+    [{'__key__': 'a/1', 'jpg': b'...', 'seg.json': b'{}'}, {'__key__': 'a/2', 'jpg': b'...'}]
+
+    A sample is a dict with the fields by name and the key under "__key__"; `sample[".jpg"]`, as torchdata spelled it,
+    is `sample["jpg"]`. Values are passed on as they are: after `.load_from_tar()`, streams, which `.map(decode)` reads.
+    Names without an extension are left out.
+
+    Raises, while iterating, DataError for a field that comes twice in one sample, AssertionError for a path not a str.
+    """
+
+    run_class = _WebDatasetRun
+
+    def __init__(self, datapipe: IterDataPipe[Any]) -> None:
+        self.datapipe = as_pipe(datapipe)

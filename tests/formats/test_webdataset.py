@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import pickle
+from itertools import islice
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from stage_contract import check_stage, saved, start
 from torch.utils.data import default_collate
 
-from pipes.errors import DataError
-from pipes.formats.webdataset import Sample, group_samples
+from pipes.errors import DataError, StateError
+from pipes.formats.webdataset import Sample, WebDataset, group_samples
+from pipes.iter import IterableWrapper
 
 
 def test_dots_in_folders_do_not_split() -> None:
@@ -111,3 +114,66 @@ def test_torch_collates_samples() -> None:
     assert type(batch) is Sample
     assert batch["__key__"] == ["a", "b"]
     assert torch.equal(batch[".x"], torch.tensor([1, 2]))
+
+
+def members(samples: int) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for number in range(samples):
+        found += [(f"d/{number}.{field}", f"{number}{field}") for field in "abc"[: number % 3 + 1]]
+        if number % 4 == 0:
+            found.append((f"d/README{number}", "no sample"))
+    return found
+
+
+@pytest.mark.parametrize("samples", [0, 1, 2, 50])
+def test_the_stage_keeps_every_promise(samples: int) -> None:
+    data = members(samples)
+    expected = [dict(sample) for sample in group_samples(data)]
+    assert len(expected) == samples
+    check_stage(lambda: IterableWrapper(data).then(WebDataset), expected)
+
+
+def test_the_stage_behind_a_shuffle_and_before_one() -> None:
+    data = [[(f"{n}.a", n), (f"{n}.b", -n)] for n in range(40)]
+    check_stage(
+        lambda: IterableWrapper(data).shuffle(buffer_size=6).unbatch().then(WebDataset).shuffle(buffer_size=5).batch(3)
+    )
+
+
+def test_a_restore_takes_the_members_of_at_most_thirty_two_samples_again() -> None:
+    data = members(1000)
+    calls = 0
+
+    def count(member: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return member
+
+    run = start(IterableWrapper(data).map(count).then(WebDataset))
+    list(islice(iter(run), 901))
+    state = saved(run)
+    calls = 0
+    sample = next(iter(start(IterableWrapper(data).map(count).then(WebDataset), state)))
+    assert sample["__key__"] == "d/901"
+    assert calls <= 4, "only what is ahead is made again, the rest is passed over"
+    anchor = state["2:WebDataset"]["anchor"]["taken"]
+    assert 0 < state["2:WebDataset"]["taken"] - anchor <= 32 * 4
+
+
+def test_members_left_out_are_counted_and_errors_name_the_stage() -> None:
+    run = start(IterableWrapper(members(9)).then(WebDataset))
+    list(run)
+    assert run.left_out == 3
+    with pytest.raises(DataError, match="twice") as caught:
+        list(IterableWrapper([("a.x", 1), ("a.x", 2)]).then(WebDataset))
+    assert "1:WebDataset" in caught.value.__notes__[0]
+
+
+def test_damaged_states_are_refused() -> None:
+    run = start(IterableWrapper(members(9)).then(WebDataset))
+    list(islice(iter(run), 3))
+    for field, value in (("held", 2), ("taken", 0), ("taken", "x")):
+        state = saved(run)
+        state["1:WebDataset"][field] = value
+        with pytest.raises(StateError, match="damaged"):
+            start(IterableWrapper(members(9)).then(WebDataset), state)

@@ -1,0 +1,126 @@
+"""Stages over archives: `.load_from_tar`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, no_length
+from pipes.errors import StateError
+from pipes.formats.records import RecordsRun
+from pipes.formats.tar import TarReader, check_mode
+from pipes.stages.wrapping import as_pipe
+from pipes.state import Position, count_from
+from pipes.utils import MemoryStream, StreamWrapper
+
+__all__ = ["TarArchiveLoader", "member_path"]
+
+
+def member_path(archive: str, member: str) -> str:
+    """Return "archive/member" in normal form, always below the archive, whatever the member is called.
+
+    >>> member_path("data/../a.tar", "./x//y.txt"), member_path("s3://b/a.tar", "../../etc/passwd")
+    ('a.tar/x/y.txt', 's3://b/a.tar/etc/passwd')
+    """
+    return _folder_of(archive) + _inside(member)
+
+
+def _folder_of(archive: str) -> str:
+    # In a URL "//" and ".." are part of the key.
+    return f"{archive if '://' in archive else os.path.normpath(archive)}/"
+
+
+def _inside(member: str) -> str:
+    if "//" in member or "./" in member or member[:1] == "/" or member[-1:] == ".":
+        return os.path.normpath("/" + member.lstrip("/")).lstrip("/")
+    return member
+
+
+class _TarRun(RecordsRun):
+    fields = ("offset", "records")
+
+    def restore(self, position: Position) -> None:
+        super().restore(position)
+        self.skipped: dict[str, int] = {}
+
+    def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
+        pipe, records = self.pipe, at.get("records") or {}
+        if not isinstance(records, dict) or not all(isinstance(value, str) for value in records.values()):
+            raise StateError(
+                f"the saved state is damaged: 'records' of stage {self.stage} are not texts; use an earlier one"
+            )
+        self.reader = TarReader(
+            stream,
+            path,
+            mode=pipe.mode,
+            offset=count_from(at, "offset", self.stage) if at else 0,
+            records=records,
+            select=pipe.select,
+            concatenated=pipe.concatenated,
+        )
+        self.reader.skipped = self.skipped  # one count over all archives
+        return self._members(_folder_of(path), self.reader)
+
+    def _members(self, folder: str, reader: TarReader) -> Iterator[tuple[str, StreamWrapper]]:
+        for name, data, _, _ in reader:
+            path = folder + _inside(name)
+            yield path, MemoryStream(data, path)
+
+    def where(self) -> tuple[Any, ...]:
+        reader = self.reader
+        return reader.position, dict(reader.records) if reader.records else None
+
+
+@functional_datapipe("load_from_tar")
+class TarArchiveLoader(IterDataPipe[tuple[str, StreamWrapper]]):
+    """Give every regular file of each tar archive, in order, as `(archive path/member name, stream)`.
+
+    Args:
+        datapipe: gives `(path, binary stream)`; the stream need not seek, and is closed after its archive when it is a
+            `StreamWrapper`.
+        mode: as in `tarfile`: "r:*" finds out the compression (gz, bz2, xz, zst); "r|*" also never seeks.
+        length: what `len()` says; -1 is unknown.
+        select: which members to give, by their name in the archive; the others are passed over without reading them
+            where the stream can seek.
+        concatenated: read on after an archive's end mark.
+
+    A member's stream holds its bytes in memory, so it stays readable in a shuffle buffer. Directories, links and the
+    like are skipped. The position inside an archive is a byte offset: a resume seeks there.
+
+    Raises, while iterating, TruncatedError for an empty or cut archive after its complete members, DataError for bytes
+    that are no archive; both name it. TypeError for elements that are not `(path, stream)`.
+
+    >>> import io, tarfile
+    >>> from pipes.iter import IterableWrapper
+    >>> buffer = io.BytesIO()
+    >>> with tarfile.open(fileobj=buffer, mode="w") as archive:
+    ...     member = tarfile.TarInfo("0001.txt"); member.size = 2
+    ...     archive.addfile(member, io.BytesIO(b"hi"))
+    >>> pipe = IterableWrapper([("a.tar", io.BytesIO(buffer.getvalue()))]).load_from_tar()
+    >>> [(path, stream.read()) for path, stream in pipe]
+    [('a.tar/0001.txt', b'hi')]
+    """
+
+    run_class = _TarRun
+
+    def __init__(
+        self,
+        datapipe: IterDataPipe[Any],
+        mode: str = "r:*",
+        length: int = -1,
+        *,
+        select: Callable[[str], bool] | None = None,
+        concatenated: bool = False,
+    ) -> None:
+        check_mode(mode)
+        self.datapipe = as_pipe(datapipe)
+        self.mode = mode
+        self.length = length
+        self.select = select
+        self.concatenated = concatenated
+
+    def _length(self, shard: Shard) -> int:
+        if self.length < 0:
+            raise no_length(self, "pass length= if you know how many members there are")
+        return self.length

@@ -1,0 +1,99 @@
+"""What stages share that read records out of streams: one `(path, stream)` in, many records out, resume by the byte."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from pipes.errors import ChangedDataError, StateError
+from pipes.stages.flattening import ExpandingRun
+from pipes.state import Capture, Position, Ticks
+from pipes.utils import StreamWrapper, validate_pathname_binary_tuple
+
+__all__ = ["RecordsRun", "identity"]
+
+
+def identity(stream: Any) -> str:
+    """What tells one version of an object from another: a store's ETag, a file's size, or "" when neither is known.
+
+    A file's time of change is no part of it, because a copy on another machine has another one.
+    """
+    etag = getattr(stream, "etag", None)
+    if isinstance(etag, str):
+        return etag
+    try:
+        return f"{os.fstat(stream.fileno()).st_size} bytes"
+    except (AttributeError, OSError, TypeError, ValueError):
+        return ""
+
+
+class RecordsRun(ExpandingRun):
+    """Base of such stages. A subclass gives `read`, and `where` with its words for JSON in `fields`.
+
+    The position is that of an expanding stage, and inside the stream that is open the reader's own, so a resume opens
+    that stream again and goes straight there. It is refused when the stream is not of the same object any more.
+    """
+
+    fields: tuple[str, ...] = ()
+
+    def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
+        """Return the records, from where `at` says (by `fields`; empty: the beginning)."""
+        raise NotImplementedError(type(self).__name__)
+
+    def where(self) -> tuple[Any, ...]:
+        """Return where the reader of the open stream stands, value by value as in `fields`."""
+        raise NotImplementedError(type(self).__name__)
+
+    def restore(self, position: Position) -> None:
+        super().restore(position)
+        self.saved: dict[str, Any] | None = None
+        self.object: str | None = None
+        if position is not None and position.get("inside") is not None:
+            self.saved = position["inside"]
+            if not isinstance(self.saved, dict):
+                raise StateError(
+                    f"the saved state is damaged: 'inside' of stage {self.stage} is no dict; use an earlier one"
+                )
+
+    def _open(self, element: Any, skip: int) -> Iterator[Any]:
+        stream = None
+        try:
+            validate_pathname_binary_tuple(element)
+            path, stream = element
+            at, found = dict(self.saved or {}), identity(stream)
+            known = at.pop("object", found)
+            if known != found:
+                raise ChangedDataError(
+                    f"{path}: the state was saved while reading another version of it ({known}; now {found}); resume "
+                    "with the data the state was made from, or start the epoch afresh"
+                )
+            records = self.read(path, stream, at)
+            self.ticks, self.skip, self.saved, self.object = Ticks(skip), 0, None, found
+            for record, _ in zip(records, self.ticks, strict=False):
+                yield record
+        except Exception as error:
+            self.note(error, element[0] if isinstance(element, tuple) and element else element)
+            raise
+        finally:
+            if isinstance(stream, StreamWrapper):
+                stream.close()
+
+    def close(self) -> None:
+        super().close()
+        # A stream that a restore opened and nobody has begun to read: no generator is there to close it.
+        StreamWrapper.close_streams(self.opened)
+        self.opened.clear()
+
+    def capture(self) -> Capture:
+        inside = self.saved if self.object is None or self.saved is not None else (self.object, *self.where())
+        return self.taken, self.skip or self.ticks.count, inside, self.anchors.entries
+
+    def describe(self, captured: Capture) -> Position:
+        taken, given, inside, entries = captured
+        position: dict[str, Any] = super().describe((taken, given, entries))
+        if isinstance(inside, tuple):
+            inside = {name: value for name, value in zip(("object", *self.fields), inside, strict=True) if value}
+        if inside is not None:
+            position["inside"] = inside
+        return position

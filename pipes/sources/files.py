@@ -1,0 +1,291 @@
+"""Local files: `.list_files` and `.open_files`."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, no_length
+from pipes.errors import ChangedDataError, StateError
+from pipes.run import Context, Run
+from pipes.stages.flattening import ExpandingRun
+from pipes.stages.wrapping import as_pipe
+from pipes.state import Capture, Position, count_from
+from pipes.utils import StreamWrapper
+
+__all__ = ["FileLister", "FileOpener", "list_folder"]
+
+_MODES = ("r", "rt", "t", "rb", "b")
+
+
+def list_folder(
+    root: str | os.PathLike[str],
+    masks: str | Sequence[str] = "",
+    *,
+    recursive: bool = False,
+    abspath: bool = False,
+    non_deterministic: bool = False,
+) -> Iterator[str]:
+    """The files below `root` whose base name fits one of `masks` (as in `fnmatch`; "" fits all).
+
+    The files of a folder come first, sorted, then its folders, sorted; links to folders are not followed. A `root` that
+    is a file gives itself.
+
+    Raises:
+        OSError: `root`, or a folder below it, cannot be read; a warning says which.
+    """
+    root = os.fspath(root)
+    patterns = [masks] if isinstance(masks, str) else list(masks)
+    if os.path.isfile(root):
+        if _fits(os.path.basename(root), patterns):
+            yield os.path.abspath(root) if abspath else root
+        return
+    for folder, folders, files in os.walk(root, onerror=_refuse):
+        if not non_deterministic:
+            files.sort()
+            folders.sort()
+        place = os.path.abspath(folder) if abspath else folder
+        for name in files:
+            if _fits(name, patterns):
+                yield os.path.join(place, name)
+        if not recursive:
+            return
+
+
+def _fits(name: str, patterns: list[str]) -> bool:
+    return not any(patterns) or any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
+
+def _refuse(error: OSError) -> None:
+    warnings.warn(f"cannot list {error.filename!r}: {error.strerror}", stacklevel=2)
+    raise error
+
+
+class _Listing:
+    """Names in memory, with the digest by which a resume knows that they are the same."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self._digest = ""
+
+    def describe(self) -> dict[str, Any]:
+        if not self._digest:
+            joined = "\0".join(self.names).encode("utf-8", "surrogateescape")
+            self._digest = hashlib.blake2b(joined, digest_size=16).hexdigest()
+        return {"count": len(self.names), "digest": self._digest}
+
+    def check(self, known: Any, what: str) -> None:
+        if known is not None and known != self.describe():
+            raise ChangedDataError(
+                f"{what} lists {self.describe()}, but the state was saved with {known}; resume with the files the "
+                "state was made from, or start the epoch afresh"
+            )
+
+
+class _ListerRun(Run):
+    """Lists everything when the first name is wanted; the position is the number of names given."""
+
+    stateful = True
+
+    def restore(self, position: Position) -> None:
+        self.start = 0 if position is None else count_from(position, "at", self.stage)
+        self.known = None if position is None else position.get("listing")
+        self.cursor: Any = None
+
+    def _read(self) -> None:
+        if self.cursor is not None:
+            return
+        pipe = self.pipe
+        try:
+            self.listing = _Listing([name for root in pipe.roots() for name in pipe.names(root)])
+        except OSError as error:
+            self.note(error)
+            raise
+        self.listing.check(self.known, f"stage {self.stage}")
+        if self.start > len(self.listing.names):
+            raise StateError(f"the saved state is damaged: stage {self.stage} has no name number {self.start}")
+        self.cursor = iter(self.listing.names)
+        self.cursor.__setstate__(self.start)
+
+    def elements(self) -> Iterator[str]:
+        self._read()
+        return self.cursor  # type: ignore[no-any-return]
+
+    def capture(self) -> Capture:
+        return self.start if self.cursor is None else len(self.listing.names) - self.cursor.__length_hint__()
+
+    def describe(self, captured: Capture) -> Position:
+        known = self.known if self.cursor is None else self.listing.describe()
+        return {"at": captured, **({} if known is None else {"listing": known})}
+
+    def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
+        if count == 0:
+            return []
+        self._read()
+        start = self.capture()
+        names = self.listing.names
+        if start + count > len(names):
+            return super().replay(count, wanted)
+        self.cursor.__setstate__(start + count)
+        return [names[start + offset] for offset in wanted]
+
+
+class _RootsRun(ExpandingRun):
+    """Lists each root that comes from a pipe; beside the counts, the position has the last listing's digest."""
+
+    def restore(self, position: Position) -> None:
+        self.listing: _Listing | None = None
+        super().restore(position)
+        self.known = None if position is None else position.get("listing")
+
+    def expand(self, element: Any) -> Iterator[str]:
+        self.listing = _Listing(list(self.pipe.names(element)))
+        self.listing.check(self.known, f"stage {self.stage}, root {element!r},")
+        self.known = None
+        return iter(self.listing.names)
+
+    def capture(self) -> Capture:
+        return super().capture(), self.known or self.listing
+
+    def describe(self, captured: Capture) -> Position:
+        counts, listing = captured
+        position: dict[str, Any] = super().describe(counts)
+        if listing is not None:
+            position["listing"] = listing.describe() if isinstance(listing, _Listing) else listing
+        return position
+
+
+@functional_datapipe("list_files")
+class FileLister(IterDataPipe[str]):
+    """Give the names of the files below a folder, several folders, or each folder that a pipe gives.
+
+    Args:
+        root: a path, a list of paths, or a pipe of paths; one that is a file gives itself.
+        masks: a pattern or patterns of `fnmatch` for the base name; "" gives all.
+        recursive: also go into the folders below (not into links to folders).
+        abspath: give absolute names.
+        non_deterministic: in the order of the file system, instead of sorted.
+        length: what `len()` says; -1 is unknown.
+
+    The names are listed once an epoch, when the first is wanted. A resume lists again and is refused, with
+    ChangedDataError, when other files are there. Raises OSError, while iterating, for a folder that cannot be read.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("b.tar", "a.tar", "c.txt"):
+    ...         Path(folder, name).touch()
+    ...     [Path(name).name for name in FileLister(folder, "*.tar")]
+    ['a.tar', 'b.tar']
+    """
+
+    def __init__(
+        self,
+        root: Any = ".",
+        masks: str | Sequence[str] = "",
+        *,
+        recursive: bool = False,
+        abspath: bool = False,
+        non_deterministic: bool = False,
+        length: int = -1,
+    ) -> None:
+        self.root = os.fspath(root) if isinstance(root, os.PathLike) else root
+        if not isinstance(root, str | os.PathLike | list | tuple):
+            self.root = as_pipe(root)
+        self.masks = masks
+        self.recursive = recursive
+        self.abspath = abspath
+        self.non_deterministic = non_deterministic
+        self.length = length
+
+    def _make_run(self, context: Context, stage: str) -> Run:
+        return (_RootsRun if isinstance(self.root, IterDataPipe) else _ListerRun)(self, context, stage)
+
+    def roots(self) -> list[str]:
+        """The constant roots, as a list."""
+        return [self.root] if isinstance(self.root, str) else [os.fspath(root) for root in self.root]
+
+    def names(self, root: Any) -> Iterator[str]:
+        """The names below one root."""
+        return list_folder(
+            root,
+            self.masks,
+            recursive=self.recursive,
+            abspath=self.abspath,
+            non_deterministic=self.non_deterministic,
+        )
+
+    def _length(self, shard: Shard) -> int:
+        if self.length < 0:
+            raise no_length(self, "pass length= if you know how many files there are")
+        return self.length
+
+
+class _OpenerRun(Run):
+    """Opens each name; a restore opens only those that are still wanted."""
+
+    def elements(self) -> Iterator[Any]:
+        for name in self.inputs[0]:
+            try:
+                opened = self.pipe.opened(name)
+            except Exception as error:
+                self.note(error, name)
+                raise
+            yield opened
+
+    def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
+        return [self.pipe.opened(name) for name in self.inputs[0].replay(count, wanted)]
+
+
+@functional_datapipe("open_files")
+class FileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
+    """Open each file name and give `(name, stream)`; the stream closes when it is dropped.
+
+    Args:
+        datapipe: a pipe or list of names.
+        mode: "r", "rt", "t" for text, "rb", "b" for bytes; archive readers need bytes.
+        encoding: of text.
+        length: what `len()` says; -1 is the input's length.
+
+    Raises ValueError for another mode, or an encoding with bytes; while iterating, TypeError for a name that is no str,
+    OSError for a file that cannot be opened.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "a.txt").write_text("hello")
+    ...     [stream.read() for _, stream in FileLister(folder).open_files()]
+    ['hello']
+    """
+
+    run_class = _OpenerRun
+
+    def __init__(
+        self,
+        datapipe: IterDataPipe[str] | Sequence[str],
+        mode: str = "r",
+        encoding: str | None = None,
+        length: int = -1,
+    ) -> None:
+        if mode not in _MODES:
+            raise ValueError(f"Invalid mode {mode!r}; a file is opened with one of {', '.join(_MODES)}")
+        if "b" in mode and encoding is not None:
+            raise ValueError(f"binary mode {mode!r} takes no encoding, got {encoding!r}")
+        self.datapipe = as_pipe(datapipe)
+        self.mode = mode
+        self.encoding = encoding
+        self.length = length
+
+    def opened(self, name: Any) -> tuple[str, StreamWrapper]:
+        """Open one file."""
+        if not isinstance(name, str):
+            raise TypeError(f"a file name must be str, not {type(name).__name__}")
+        mode = self.mode if "r" in self.mode else f"r{self.mode}"
+        return name, StreamWrapper(open(name, mode, encoding=self.encoding), name=name)
+
+    def _length(self, shard: Shard) -> int:
+        return length_of(self.datapipe, shard) if self.length < 0 else self.length
