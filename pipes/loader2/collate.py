@@ -68,7 +68,7 @@ def collate_into(pool: SlabPool, samples: Sequence[Any]) -> Any:
     total = sum(_stack_sizes(samples[0], len(samples))) if len(samples) else 0
     if not total:
         return collate(samples, collate_fn_map=_PLAIN)
-    return collate(samples, collate_fn_map=_collators(_Space(pool.open(total))))
+    return collate(samples, collate_fn_map=_collators(_Space(pool.open(total + pool.headroom))))
 
 
 def _stack_sizes(sample: Any, count: int) -> Iterator[int]:

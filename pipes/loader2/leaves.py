@@ -103,7 +103,9 @@ class _Pickler(pickle.Pickler):
             raise TypeError("it requires grad, and a graph of gradients cannot leave its process; use .detach()")
         if tensor.layout is not torch.strided:
             return _reduce_sparse(tensor)
-        if tensor.is_quantized or tensor.is_nested or not tensor.is_cpu:
+        if tensor.is_quantized:
+            return _reduce_quantized(tensor)
+        if tensor.is_nested or not tensor.is_cpu:
             return NotImplemented
         state = tensor.__dict__ or None
         tensor = tensor.resolve_conj().resolve_neg()
@@ -136,6 +138,24 @@ def _reduce_sparse(tensor: torch.Tensor) -> Any:
     else:
         return NotImplemented
     return _sparse_compressed, (outer, inner, tensor.values(), tuple(tensor.shape), tensor.layout)
+
+
+def _reduce_quantized(tensor: torch.Tensor) -> Any:
+    # torch's own way is torch.save for each tensor, and warns of its own TypedStorage.
+    if tensor.dtype not in (torch.quint8, torch.qint8, torch.qint32) or not tensor.is_cpu:
+        return NotImplemented
+    if tensor.qscheme() == torch.per_tensor_affine:
+        return _quantized, (tensor.int_repr(), tensor.q_scale(), tensor.q_zero_point())
+    if tensor.qscheme() == torch.per_channel_affine:
+        scales, zeros = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
+        return _quantized, (tensor.int_repr(), scales, zeros, tensor.q_per_channel_axis())
+    return NotImplemented
+
+
+def _quantized(values: torch.Tensor, scale: Any, zero: Any, axis: int | None = None) -> torch.Tensor:
+    if axis is None:
+        return torch._make_per_tensor_quantized_tensor(values, scale, zero)
+    return torch._make_per_channel_quantized_tensor(values, scale, zero, axis)
 
 
 def _sparse_coo(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> torch.Tensor:
@@ -202,7 +222,8 @@ class _TensorBuilder:
         for size in shape:
             count *= size
         if not count:
-            return torch.empty(shape, dtype=dtype)
+            # `torch.empty` warns about complex32.
+            return torch.empty(0, dtype=torch.uint8).view(dtype).view(shape)
         buffer, offset, strides = self._locate(index)
         if strides is None:
             return torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset).view(shape)

@@ -158,6 +158,8 @@ class _Packer:
             if slab.room >= total:
                 break
         else:
+            if self._slabs:
+                self._pool.headroom = total
             slab = self._pool.open(total)
         position = self._use(slab)
         for slot, piece, nbytes in self._large:

@@ -217,6 +217,8 @@ class SlabPool:
     """
 
     def __init__(self, generation: int = 0, *, max_free_bytes: int = 1 << 29, idle_uses: int = 64) -> None:
+        #: Bytes to leave free beside what is stacked, so that the rest of the batch finds room in the same slab.
+        self.headroom = 0
         self._next_loan = generation << 32
         self._max_free_bytes = max_free_bytes
         self._idle_uses = idle_uses

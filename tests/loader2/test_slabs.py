@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,14 @@ from hypothesis import strategies as st
 from pipes.loader2 import slabs
 from pipes.loader2.slabs import ALIGNMENT, Loans, SlabPool, create_segment, map_segment, size_class, view_bytes
 
-pytestmark = pytest.mark.usefixtures("no_residue")
-
 NBYTES = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _closes_descriptors() -> Iterator[None]:
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def numbers(*loans: int) -> bytes:
@@ -101,10 +106,8 @@ def test_a_loan_ends_with_its_last_view_of_any_kind(view: Callable[[Any], Any]) 
     loan, window = lend(pool, loans)
     held = view(window)
     del window
-    gc.collect()
     assert loans.returned() == b""
     del held
-    gc.collect()
     assert loans.returned() == numbers(loan)
     pool.close()
 
