@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence, Sized
@@ -13,25 +12,37 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec
 
 from torch.utils.data import Dataset, IterableDataset
 
-from pipes.errors import GraphError, brief
+from pipes.errors import GraphError
 from pipes.iteration import iterate
-from pipes.run import Context, Node, Run, inputs_of
+from pipes.run import Context, Node, Run
+from pipes.tree import parameters_of, tree_of
 from pipes.user_run import UserRun
+
+__all__ = [
+    "DataChunk",
+    "IterDataPipe",
+    "MapDataPipe",
+    "Shard",
+    "functional_datapipe",
+    "length_of",
+    "lengths_of",
+    "no_length",
+    "parameters_of",
+]
+
+T_co = TypeVar("T_co", covariant=True)
 
 if TYPE_CHECKING:
     from pipes._chained import ChainedIter, ChainedMap
 else:
 
-    class ChainedIter:
+    class ChainedIter(Generic[T_co]):
         """Types only: the chained methods are set by `functional_datapipe`."""
 
-    class ChainedMap:
+    class ChainedMap(Generic[T_co]):
         """Types only: the chained methods are set by `functional_datapipe`."""
 
 
-__all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "Shard", "functional_datapipe", "length_of", "no_length"]
-
-T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -87,16 +98,11 @@ class _Described(Node):
 
     @classmethod
     def parameters_of(cls, pipe: Node) -> dict[str, Any]:
-        """Return the settings of `pipe`: constructor parameters that it keeps as attributes of the same name."""
-        try:
-            signature = inspect.signature(type(pipe).__init__)
-        except (TypeError, ValueError):
-            return {}
-        fields = vars(pipe)
-        return {name: fields[name] for name in list(signature.parameters)[1:] if name in fields}
+        """Return what `pipes.datapipe.parameters_of` does."""
+        return parameters_of(pipe)
 
     def __repr__(self) -> str:
-        return "\n".join(_tree(self, "", "", set()))
+        return tree_of(self)
 
     def __str__(self) -> str:
         return repr(self)
@@ -134,7 +140,8 @@ class _Described(Node):
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             return maker(self, *args, **kwargs)
 
-        functools.update_wrapper(method, maker, assigned=("__doc__",), updated=())
+        what = (maker.__doc__ or "").split("\n\n")[0]
+        method.__doc__ = f"{what}\n\nReturns `{maker.__qualname__}(self, ...)`, whose documentation says more."
         method.__name__, method.__qualname__ = name, f"{cls.__name__}.{name}"
         cls.functions[name] = maker
         setattr(cls, name, method)
@@ -145,37 +152,7 @@ class _Described(Node):
         cls.register_datapipe_as_function(name, function)
 
 
-def _tree(pipe: Node, head: str, indent: str, shown: set[int]) -> list[str]:
-    """Return the lines of the chain that ends in `pipe`: sources first, each stage under what feeds it."""
-    sources = inputs_of(pipe)
-    own = {id(source) for source in sources}
-    settings = ", ".join(
-        f"{name}={_setting(value)}"
-        for name, value in _Described.parameters_of(pipe).items()
-        if id(value) not in own and not (isinstance(value, list | tuple) and any(id(item) in own for item in value))
-    )
-    line = f"{type(pipe).__name__}({settings})"
-    if id(pipe) in shown:
-        return [f"{head}{line} (shown above)"]
-    shown.add(id(pipe))
-    lines: list[str] = []
-    if len(sources) == 1:
-        lines += _tree(sources[0], head, indent, shown)
-        return [*lines, f"{indent}└ {line}"] if not head else [*lines, f"{indent}└ {line}"]
-    for source in sources:
-        lines += _tree(source, f"{indent}┌ ", f"{indent}│ ", shown)
-    return [*lines, f"{head}{line}"] if not sources else [*lines, f"{indent}└ {line}"]
-
-
-def _setting(value: Any) -> str:
-    if inspect.isroutine(value) or isinstance(value, type):
-        return getattr(value, "__qualname__", repr(value)).replace("<locals>.", "")
-    if isinstance(value, functools.partial):
-        return f"partial({_setting(value.func)})"
-    return brief(value, 60)
-
-
-class IterDataPipe(ChainedIter, _Described, IterableDataset[T_co]):
+class IterDataPipe(ChainedIter[T_co], _Described, IterableDataset[T_co]):
     """A pipe that is iterated: describes one stage and what feeds it, runs nothing until `iter`.
 
     Subclass it and write `__iter__`; add `state_dict()` and `load_state_dict(state)` for a resume that does not
@@ -217,7 +194,10 @@ class IterDataPipe(ChainedIter, _Described, IterableDataset[T_co]):
         return iterate(self)
 
     def __len__(self) -> int:
-        return self._length(WHOLE)
+        try:
+            return self._length(WHOLE)
+        except RecursionError:
+            raise no_length(self, "the graph is too deep to count; raise Python's recursion limit") from None
 
     def __add__(self, other: Any) -> Any:
         return self.concat(other)
@@ -262,7 +242,7 @@ def _managed(own: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[An
     return __iter__
 
 
-class MapDataPipe(ChainedMap, _Described, Dataset[T_co]):
+class MapDataPipe(ChainedMap[T_co], _Described, Dataset[T_co]):
     """A pipe that is read by key: write `__getitem__`, and `__len__` when it is known.
 
     >>> class Squares(MapDataPipe):

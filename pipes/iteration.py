@@ -52,7 +52,7 @@ class _Generation:
         self.context.above_shard = outer.above_shard
         self.members: list[weakref.ref[Context]] = []
         self.started: set[int] = set()
-        self.run = _begin(self.context)
+        self.run: Any = _begin(self.context)
 
     def end(self, successor: str) -> None:
         for member in self.members:

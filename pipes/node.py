@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipes.errors import GraphError
 
@@ -34,6 +34,11 @@ class Node:
     _shared: ClassVar[bool] = False
     _shards: ClassVar[bool] = False
     _iterable: ClassVar[bool] = True
+
+    @property
+    def _label(self) -> str:
+        """The class name as stage ids show it."""
+        return type(self).__name__.lstrip("_")
 
     def _make_run(self, context: Context, stage: str) -> Run:
         raise GraphError(
@@ -95,7 +100,7 @@ def walk(pipe: Node) -> list[Node]:
 
 def stage_names(pipe: Node) -> dict[int, str]:
     """Return `{id(pipe): stage id}` for the graph; a stage id is the place in the graph and the class name."""
-    return {id(node): f"{place}:{type(node).__name__}" for place, node in enumerate(walk(pipe))}
+    return {id(node): f"{place}:{node._label}" for place, node in enumerate(walk(pipe))}
 
 
 def check_depth(last: Node, nodes: Sequence[Node]) -> None:
@@ -111,9 +116,9 @@ def check_depth(last: Node, nodes: Sequence[Node]) -> None:
         used, frame = used + 1, frame.f_back
     if depths[id(last)] + used + _SPARE_FRAMES > limit:
         raise GraphError(
-            f"the graph is {depths[id(last)]} stages deep, but Python's recursion limit of {limit} leaves room for about "
-            f"{max(0, limit - used - _SPARE_FRAMES)}; merge stages (one .concat or .zip takes any number of pipes), or "
-            "raise it with sys.setrecursionlimit"
+            f"the graph is {depths[id(last)]} stages deep, but Python's recursion limit of {limit} leaves room for "
+            f"about {max(0, limit - used - _SPARE_FRAMES)}; merge stages (one .concat or .zip takes any number of "
+            "pipes), or raise it with sys.setrecursionlimit"
         )
 
 
@@ -152,7 +157,8 @@ def describe_automatic_sharding(pipe: Node) -> str | None:
     repeated = [names[id(node)] for node in walk(point)]
     listed = ", ".join(repeated[:4]) + (f" and {len(repeated) - 4} more" if len(repeated) > 4 else "")
     return (
-        f"the graph has no sharding_filter, so it is split after stage {names[id(point)]}{where}: every stream runs {listed} "
-        "in full and goes on with its share of the elements. Put .sharding_filter() where the split should be, as early as "
+        f"the graph has no sharding_filter, so it is split after stage {names[id(point)]}{where}: every stream runs "
+        f"{listed} in full and goes on with its share of the elements. Put .sharding_filter() where the split should "
+        "be, as early as "
         'the elements are still names; or pass sharding="replicate" to DataLoader2 to give every stream all elements'
     )

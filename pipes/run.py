@@ -1,9 +1,9 @@
 """How a graph of pipes is iterated: a `Context` opens one `Run` a pipe, for one stream of one epoch.
 
 Contract
-- Pipes hold settings; everything that changes while running lives in runs. A run has one iterator, made at its first use.
-- `Context.open` makes the runs from the last stage up to the sources, then opens them from the sources down, each at its
-  saved position, if there is one. It does not recurse, so the depth of a graph is limited by its iteration alone.
+- Pipes hold settings; everything that changes while running lives in runs. A run has one iterator, made at first use.
+- `Context.open` makes the runs from the last stage up to the sources, then opens them from the sources down, each at
+  its saved position, if there is one. It does not recurse, so the depth of a graph is limited by its iteration alone.
 - All state may be captured whenever the last stage's iterator is suspended, never in the middle of a `next`.
 - `replay(count, wanted)` goes `count` elements forward and returns only those wanted; sources and 1:1 stages do so
   without making the others. It is called before a run's iterator is used, never after.
@@ -49,7 +49,7 @@ class Context:
         self.rounds = rounds
         self.alone = alone
         self.nodes = walk(last)
-        self.names = {id(node): f"{place}:{type(node).__name__}" for place, node in enumerate(self.nodes)}
+        self.names = stage_names(last)
         self.shard_after = automatic_shard_point(self.nodes) if streams > 1 and shard_automatically else None
         self.above_shard = above_shard(self.nodes, self.shard_after)
         self.replaced_by: str | None = None
@@ -147,7 +147,7 @@ class Context:
         """Return a context for a graph that stage `stage` built, or found, while it ran: its iteration `number`."""
         child = self.again(last, number)
         child.nodes = walk(last)
-        own = {id(node): f"{stage}/{place}:{type(node).__name__}" for place, node in enumerate(child.nodes)}
+        own = {id(node): f"{stage}/{place}:{node._label}" for place, node in enumerate(child.nodes)}
         child.names = {**own, **self.names}
         return child
 

@@ -63,7 +63,8 @@ class Draws:
 
     def uniforms(self, count: int) -> npt.NDArray[np.float64]:
         """Return the next `count` draws as float64 in [0, 1), 53 bits each; shape `(count,)`."""
-        return (self._bits.random_raw(count) >> np.uint64(11)) * 2.0**-53
+        draws: npt.NDArray[np.float64] = (self._bits.random_raw(count) >> np.uint64(11)) * np.float64(2.0**-53)
+        return draws
 
     def below(self, bound: int | npt.NDArray[np.int64], count: int) -> list[int]:
         """Return the next `count` draws as ints in [0, bound); `bound` may be an array of one bound a draw."""

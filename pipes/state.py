@@ -15,6 +15,7 @@ Contract
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -29,7 +30,7 @@ Captures = tuple[Capture, ...]
 AnchorEntry = tuple[int, Captures, tuple[int, ...]]
 
 _FAR = 1 << 62
-_MAX_DEPTH = 64
+_MAX_DEPTH = 256
 _MAX_ITEMS = 1_000_000
 _MAX_TEXT = 1 << 20
 
@@ -52,7 +53,7 @@ class Ticks:
 
     @property
     def count(self) -> int:
-        return _FAR - self._iterator.__length_hint__()
+        return _FAR - operator.length_hint(self._iterator)
 
 
 class Remembers(Protocol):
@@ -72,7 +73,8 @@ def table_of(stages: tuple[Remembers, ...], captured: Captures) -> Table:
 class Anchors:
     """The captures of what is upstream that a stage which holds elements may have to go back to.
 
-    `entries` is a tuple of `(inputs taken, captures, extra counts)`, oldest first, and immutable, so a snapshot takes it by reference.
+    `entries` is a tuple of `(inputs taken, captures, extra counts)`, oldest first, and immutable, so a snapshot
+    takes it by reference.
     The first entry (the start of the epoch, or where the run was restored) is always kept, so there is an
     anchor for an element of any age.
     """

@@ -194,8 +194,8 @@ class UserRun(Run):
         """Refuse to say where the stage stands when what it has done does not fit what its class says of itself."""
         if self.nested:
             raise StateError(
-                f"stage {self.stage} iterates a pipe that its __iter__ builds, so nobody knows where that stands; build it "
-                "in __init__ and keep it as an attribute, or give up `stateless` and state_dict()"
+                f"stage {self.stage} iterates a pipe that its __iter__ builds, so nobody knows where that stands; "
+                "build it in __init__ and keep it as an attribute, or give up `stateless` and state_dict()"
             )
         for name, slot in self.slots.items():
             if self.reading[name] > 1 or (slot.round and not self.remembers):
@@ -203,7 +203,8 @@ class UserRun(Run):
                     "which state_dict() cannot tell while both are open" if self.remembers else "so it is not stateless"
                 )
                 raise StateError(
-                    f"stage {self.stage} iterates {type(self.sources[name]).__name__} more than once within an epoch, {why}"
+                    f"stage {self.stage} iterates {type(self.sources[name]).__name__} more than once within an "
+                    f"epoch, {why}"
                 )
 
     def _own_state(self) -> str | None:
@@ -247,7 +248,7 @@ class UserRun(Run):
             _warned.add(type(self.pipe))
             warnings.warn(
                 f"stage {self.stage} has no state of its own, so a resume replays it from the start of the epoch; give "
-                f"{type(self.pipe).__name__} state_dict() and load_state_dict(), or set `stateless = True` on it when it "
-                "passes each element on before it takes the next",
+                f"{type(self.pipe).__name__} state_dict() and load_state_dict(), or set `stateless = True` on it "
+                "when it passes each element on before it takes the next",
                 stacklevel=2,
             )

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pipes.datapipe import DataChunk, IterDataPipe, Shard, functional_datapipe, length_of
 from pipes.run import Run
 from pipes.stages.flattening import ExpandingRun
+from pipes.stages.wrapping import as_pipe
 
 __all__ = ["Batcher", "UnBatcher"]
 
@@ -36,7 +37,9 @@ class _BatcherRun(Run):
             return []
         size, full = self.pipe.batch_size, count - 1
         early = [offset for offset in wanted if offset < full]
-        inputs = self.inputs[0].replay(full * size, [at for offset in early for at in range(offset * size, (offset + 1) * size)])
+        inputs = self.inputs[0].replay(
+            full * size, [at for offset in early for at in range(offset * size, (offset + 1) * size)]
+        )
         kept = [self.pipe.wrapper_class(inputs[at : at + size]) for at in range(0, len(inputs), size)]
         return kept + super().replay(1, [0] if len(early) < len(wanted) else [])
 
@@ -63,7 +66,7 @@ class Batcher(IterDataPipe[DataChunk[T]]):
         wrapper_class: Callable[..., Any] = DataChunk,
     ) -> None:
         assert batch_size > 0, f"batch_size must be at least 1, not {batch_size}"
-        self.datapipe = datapipe
+        self.datapipe = as_pipe(datapipe)
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.wrapper_class = wrapper_class
@@ -107,5 +110,5 @@ class UnBatcher(IterDataPipe[Any]):
     run_class = _UnBatcherRun
 
     def __init__(self, datapipe: IterDataPipe[Any], unbatch_level: int = 1) -> None:
-        self.datapipe = datapipe
+        self.datapipe = as_pipe(datapipe)
         self.unbatch_level = unbatch_level

@@ -63,10 +63,8 @@ def check_columns(fn: Any, input_col: Any, output_col: Any = None, *, rng: bool 
             raise ValueError("output_col needs input_col: it says where the result of those columns goes")
         if isinstance(output_col, list | tuple) and len(output_col) != 1:
             raise ValueError(f"output_col names one column, not {len(output_col)}: {output_col!r}")
-    if isinstance(input_col, Sequence) and not isinstance(input_col, str | bytes):
-        given = len(input_col)
-    else:
-        given = 1
+    several = isinstance(input_col, Sequence) and not isinstance(input_col, str | bytes)
+    given = len(input_col) if several else 1
     _check_signature(fn, given, rng)
 
 
@@ -80,7 +78,9 @@ def _check_signature(fn: Callable[..., Any], given: int, rng: bool) -> None:
     named = [p.name for p in parameters if p.kind is kinds.KEYWORD_ONLY and p.default is kinds.empty]
     missing = [each for each in named if not (rng and each == "rng")]
     if missing:
-        raise ValueError(f"{name} needs the keyword {missing[0]!r}, which no column can give; bind it with functools.partial")
+        raise ValueError(
+            f"{name} needs the keyword {missing[0]!r}, which no column can give; bind it with functools.partial"
+        )
     open_ended = any(p.kind is kinds.VAR_POSITIONAL for p in parameters)
     takes = [p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
     if rng:
@@ -89,5 +89,7 @@ def _check_signature(fn: Callable[..., Any], given: int, rng: bool) -> None:
             raise ValueError(f"rng=True passes a generator as the keyword 'rng', which {name} does not take")
     needed = sum(p.default is kinds.empty for p in takes)
     if given < needed or (given > len(takes) and not open_ended):
-        wants = f"at least {needed}" if open_ended else f"{needed}" if needed == len(takes) else f"{needed} to {len(takes)}"
+        wants = (
+            f"at least {needed}" if open_ended else f"{needed}" if needed == len(takes) else f"{needed} to {len(takes)}"
+        )
         raise ValueError(f"{name} takes {wants} arguments, but input_col gives {given}")

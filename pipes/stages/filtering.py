@@ -10,6 +10,7 @@ import numpy as np
 from pipes.datapipe import IterDataPipe, functional_datapipe
 from pipes.run import Run
 from pipes.stages.columns import check_columns, pick_columns
+from pipes.stages.wrapping import as_pipe
 
 __all__ = ["Filter"]
 
@@ -54,8 +55,8 @@ class Filter(IterDataPipe[T]):
     run_class = _FilterRun
     calls_user = True
 
-    def __init__(self, datapipe: IterDataPipe[T], filter_fn: Callable[..., bool], input_col: Any = None) -> None:
+    def __init__(self, datapipe: IterDataPipe[T], filter_fn: Callable[..., Any], input_col: Any = None) -> None:
         check_columns(filter_fn, input_col)
-        self.datapipe = datapipe
+        self.datapipe = as_pipe(datapipe)
         self.filter_fn = filter_fn
         self.input_col = input_col

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -11,11 +11,12 @@ from pipes.datapipe import IterDataPipe, functional_datapipe
 from pipes.errors import StateError
 from pipes.run import Run
 from pipes.stages.columns import check_columns, pick_columns
+from pipes.stages.wrapping import as_pipe
 from pipes.state import Anchors, Capture, Position, Ticks, count_from
 
 __all__ = ["ExpandingRun", "FlatMapper"]
 
-T = TypeVar("T")
+R = TypeVar("R")
 
 _ANCHOR_EVERY = 16
 
@@ -97,7 +98,7 @@ class _FlatMapperRun(ExpandingRun):
 
 
 @functional_datapipe("flatmap")
-class FlatMapper(IterDataPipe[T]):
+class FlatMapper(IterDataPipe[R]):
     """Give every item of `fn(x)` for each element x; without `fn`, of x itself or of its selected columns.
 
     >>> from pipes.iter import IterableWrapper
@@ -108,9 +109,11 @@ class FlatMapper(IterDataPipe[T]):
     run_class = _FlatMapperRun
     calls_user = True
 
-    def __init__(self, datapipe: IterDataPipe[Any], fn: Callable[..., Any] | None = None, input_col: Any = None) -> None:
+    def __init__(
+        self, datapipe: IterDataPipe[Any], fn: Callable[..., Iterable[R]] | None = None, input_col: Any = None
+    ) -> None:
         if fn is not None:
             check_columns(fn, input_col)
-        self.datapipe = datapipe
+        self.datapipe = as_pipe(datapipe)
         self.fn = fn
         self.input_col = input_col

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, lengths_of
 from pipes.run import Node, Run
@@ -95,6 +95,11 @@ class Zipper(IterDataPipe[tuple[Any, ...]]):
     """
 
     run_class = _ZipperRun
+    _chained_overloads: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("second: IterDataPipe[A], /", "IterDataPipe[tuple[T, A]]"),
+        ("second: IterDataPipe[A], third: IterDataPipe[B], /", "IterDataPipe[tuple[T, A, B]]"),
+        ("*datapipes: IterDataPipe[Any]", "IterDataPipe[tuple[Any, ...]]"),
+    )
 
     def __init__(self, *datapipes: IterDataPipe[Any]) -> None:
         self.datapipes = _checked("Zipper", datapipes)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pipes.datapipe import IterDataPipe, MapDataPipe, Shard, functional_datapipe, length_of
 from pipes.run import Run
 from pipes.seeds import KeyedGenerator
 from pipes.stages.columns import apply_to_columns, check_columns
+from pipes.stages.wrapping import as_pipe
 from pipes.state import Capture, Position, count_from
 
 __all__ = ["MapMapper", "Mapper", "MapperRun"]
@@ -32,10 +33,18 @@ class MapperRun(Run):
 
     def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
         function = self.pipe.function()
-        return [function(element) for element in self.inputs[0].replay(count, wanted)]
+        return [self.applied(function, element) for element in self.inputs[0].replay(count, wanted)]
+
+    def applied(self, function: Callable[..., Any], element: Any, **named: Any) -> Any:
+        """Return `function(element)`; an error gets the note that names stage and element."""
+        try:
+            return function(element, **named)
+        except Exception as error:
+            self.note(error, element)
+            raise
 
 
-class _KeyedMapperRun(Run):
+class _KeyedMapperRun(MapperRun):
     """As MapperRun, with a generator keyed by the element's number; its position is that number."""
 
     stateful = True
@@ -67,7 +76,7 @@ class _KeyedMapperRun(Run):
         elements = self.inputs[0].replay(count, wanted)
         self.taken = start + count
         return [
-            function(element, rng=self.generators.at(start + offset))
+            self.applied(function, element, rng=self.generators.at(start + offset))
             for offset, element in zip(wanted, elements, strict=True)
         ]
 
@@ -89,6 +98,10 @@ class Mapper(IterDataPipe[R]):
 
     run_class = MapperRun
     calls_user = True
+    _chained_overloads: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("fn: Callable[..., R], *, rng: bool = False", "Mapper[R]"),
+        ("fn: Callable[..., Any], input_col: Any, output_col: Any = None, *, rng: bool = False", "Mapper[Any]"),
+    )
 
     def __init__(
         self,
@@ -100,7 +113,7 @@ class Mapper(IterDataPipe[R]):
         rng: bool = False,
     ) -> None:
         check_columns(fn, input_col, output_col, rng=rng)
-        self.datapipe = datapipe
+        self.datapipe = as_pipe(datapipe)
         self.fn = fn
         self.input_col = input_col
         self.output_col = output_col
@@ -136,4 +149,4 @@ class MapMapper(MapDataPipe[R]):
         return self.fn(self.datapipe[index])
 
     def __len__(self) -> int:
-        return len(self.datapipe)  # type: ignore[arg-type]
+        return length_of(self.datapipe)

@@ -1,4 +1,4 @@
-"""The first elements, all but the first, each with its number, the whole again: `.header`, `.skip`, `.enumerate`, `.cycle`."""
+"""Some elements, numbered elements, the whole again: `.header`, `.skip`, `.enumerate`, `.cycle`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, no_length
 from pipes.errors import GraphError
 from pipes.run import Node, Run
+from pipes.stages.wrapping import as_pipe
 from pipes.state import Capture, Position, Table, Ticks, count_from
 
 __all__ = ["Cycler", "Enumerator", "Header", "Skipper"]
@@ -64,7 +65,7 @@ class Header(IterDataPipe[T]):
     def __init__(self, source_datapipe: IterDataPipe[T], limit: int | None = 10) -> None:
         if limit is not None and limit < 0:
             raise ValueError(f"limit must be 0 or more, or None for all, not {limit}")
-        self.source_datapipe = source_datapipe
+        self.source_datapipe = as_pipe(source_datapipe)
         self.limit = limit
 
     def _length(self, shard: Shard) -> int:
@@ -107,7 +108,7 @@ class Skipper(IterDataPipe[T]):
     def __init__(self, datapipe: IterDataPipe[T], count: int) -> None:
         if count < 0:
             raise ValueError(f"count must be 0 or more, not {count}")
-        self.datapipe = datapipe
+        self.datapipe = as_pipe(datapipe)
         self.count = count
 
     def _length(self, shard: Shard) -> int:
@@ -137,7 +138,7 @@ class Enumerator(IterDataPipe[tuple[int, T]]):
     run_class = _EnumeratorRun
 
     def __init__(self, datapipe: IterDataPipe[T], starting_index: int = 0) -> None:
-        self.datapipe = datapipe
+        self.datapipe = as_pipe(datapipe)
         self.starting_index = starting_index
 
     def _length(self, shard: Shard) -> int:
@@ -171,7 +172,8 @@ class _CyclerRun(Run):
             # The round that a restore went on with may rightly be at its end; a whole round that is empty never ends.
             if empty and fresh and rounds is None:
                 raise GraphError(
-                    f"stage {self.stage} repeats an empty source for ever; check what feeds it, or give .cycle() a count"
+                    f"stage {self.stage} repeats an empty source for ever; check what feeds it, or give .cycle() a "
+                    "count"
                 )
             self.context.leave(self.inputs[0].context)
             self.round, fresh = self.round + 1, True
@@ -205,7 +207,7 @@ class Cycler(IterDataPipe[T]):
     def __init__(self, source_datapipe: IterDataPipe[T], count: int | None = None) -> None:
         if count is not None and count < 0:
             raise ValueError(f"count must be 0 or more, or None for endless rounds, not {count}")
-        self.source_datapipe = source_datapipe
+        self.source_datapipe = as_pipe(source_datapipe)
         self.count = count
 
     @property

@@ -11,6 +11,7 @@ from torch.utils.data import get_worker_info
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
 from pipes.errors import GraphError
 from pipes.run import Node, ShardRun
+from pipes.stages.wrapping import as_pipe
 
 __all__ = ["SHARDING_PRIORITIES", "ShardingFilter"]
 
@@ -52,7 +53,7 @@ class ShardingFilter(IterDataPipe[T]):
     _shards = True
 
     def __init__(self, datapipe: IterDataPipe[T], sharding_group_filter: int | None = None) -> None:
-        self.datapipe = datapipe
+        self.datapipe = as_pipe(datapipe)
         self.sharding_group_filter = sharding_group_filter
         self._groups: dict[int, tuple[int, int]] = {}
         self._told_in_worker = False

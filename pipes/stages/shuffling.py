@@ -13,6 +13,8 @@ from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
 from pipes.errors import StateError
 from pipes.run import Context, Run
 from pipes.seeds import Draws
+from pipes.stages.batching import UnBatcher
+from pipes.stages.wrapping import as_pipe
 from pipes.state import Anchors, Capture, Position, Ticks, count_from
 
 __all__ = ["Shuffler"]
@@ -28,7 +30,7 @@ def held_inputs(draws: Draws, buffer_size: int, taken: int, given: int) -> list[
     """Return, slot by slot, the numbers of the inputs that a shuffle holds after `taken` inputs and `given` outputs.
 
     While inputs last, output g leaves slot `draw(g)` and input `buffer_size + g` moves in, so the holder of a slot
-    is found by walking the draws backwards to the last one that hit it. After that, outputs leave from a shrinking list.
+    is found by walking the draws backwards to the last one that hit it. After that, outputs leave a shrinking list.
     """
     size = min(buffer_size, taken)
     swaps = taken - size
@@ -64,7 +66,7 @@ class _ShufflerRun(Run):
         self.anchors = Anchors(self.upstream, _KEPT_ANCHORS)
         self.buffer: list[Any] = []
         self.ticks = Ticks(0)
-        # The number of inputs taken where it does not follow from the outputs: at the start, and once the input has ended.
+        # The number of inputs taken where it does not follow from the outputs: at the start, and after the input's end.
         self.fixed: int | None = 0
         if position is None:
             self.anchors.note(0)
@@ -141,7 +143,7 @@ class _InOrderRun(Run):
 
 @functional_datapipe("shuffle")
 class Shuffler(IterDataPipe[T]):
-    """Shuffle through a buffer of `buffer_size` elements: each new element takes the place of a random one, which is given.
+    """Shuffle through a buffer of `buffer_size` elements: each new one takes the place of a random one, which is given.
 
     The order is a function of (seed, epoch, stage, stream) alone, so a resume draws the same numbers without replaying
     them. No element is given more than `buffer_size` places early. `unbatch_level` opens batches first, as `.unbatch`.
@@ -154,10 +156,12 @@ class Shuffler(IterDataPipe[T]):
     (True, True)
     """
 
-    def __init__(self, datapipe: IterDataPipe[Any], buffer_size: int = 10000, unbatch_level: int = 0) -> None:
+    def __init__(self, datapipe: IterDataPipe[T], buffer_size: int = 10000, unbatch_level: int = 0) -> None:
         assert buffer_size > 0, f"buffer_size must be at least 1, not {buffer_size}"
-        self.datapipe = datapipe if unbatch_level == 0 else datapipe.unbatch(unbatch_level)
+        source = as_pipe(datapipe)
+        self.datapipe = source if unbatch_level == 0 else UnBatcher(source, unbatch_level)
         self.buffer_size = buffer_size
+        self.unbatch_level = unbatch_level
         self._enabled = True
         self._seed: int | None = None
         self._seed_epoch: int | None = 0

@@ -11,11 +11,12 @@ import copy
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
 from pipes.run import Run
 from pipes.stages.columns import check_columns
+from pipes.stages.wrapping import as_pipe
 from pipes.state import Anchors, Capture, Position, count_from
 
 __all__ = ["Demultiplexer", "Forker"]
@@ -77,8 +78,9 @@ class _SplitterRun(Run):
         limit = self.pipe.buffer_size
         if limit >= 0 and self.taken > self.caught_up_at and self.waiting() > limit:
             raise BufferError(
-                f"{type(self.pipe).__name__.lstrip('_')} buffer overflow in stage {self.stage}: more than {limit} elements "
-                "wait for the slowest child; read the children in step, raise buffer_size, or set it to -1 (unlimited)"
+                f"{type(self.pipe).__name__.lstrip('_')} buffer overflow in stage {self.stage}: more than {limit} "
+                "elements wait for the slowest child; read the children in step, raise buffer_size, or set it to -1 "
+                "(unlimited)"
             )
 
     def finished(self) -> bool:
@@ -120,7 +122,7 @@ class _ChildRun(Run):
     stateful = True
 
     def restore(self, position: Position) -> None:
-        self.main: Any = self.inputs[0]
+        self.main = cast(_SplitterRun, self.inputs[0])
         self.number = self.pipe.instance_id
         given = 0 if position is None else count_from(position, "given", self.stage)
         self.main.given[self.number] = given
@@ -152,14 +154,14 @@ class _Splitter(IterDataPipe[Any]):
     run_class: ClassVar[type[Run]] = _SplitterRun
     _shared = True
 
-    def __init__(self, datapipe: IterDataPipe[Any], num_instances: int, buffer_size: int) -> None:
+    def __init__(self, datapipe: IterDataPipe[Any], num_instances: int, buffer_size: int = 1000) -> None:
         if num_instances < 1:
             raise ValueError(f"num_instances must be at least 1, not {num_instances}")
         if buffer_size < -1:
             raise ValueError(f"buffer_size must be 0 or more, or -1 for unlimited, not {buffer_size}")
         if buffer_size == -1:
             warnings.warn("buffer_size=-1 lets a slow child make the buffer grow without limit", stacklevel=4)
-        self.datapipe = datapipe
+        self.datapipe = as_pipe(datapipe)
         self.num_instances = num_instances
         self.buffer_size = buffer_size
 
@@ -218,7 +220,7 @@ class _DemultiplexerChild(_Child[T]):
 
 
 @functional_datapipe("fork")
-class Forker(IterDataPipe[Any]):
+class Forker(IterDataPipe[T]):
     """Return a list of `num_instances` pipes that each give all elements; for 1, the pipe itself, as in torchdata.
 
     The elements that one child has given and another has not wait in a buffer of `buffer_size` (-1: no limit); a child
@@ -231,8 +233,10 @@ class Forker(IterDataPipe[Any]):
     [(0, '0'), (1, '1'), (2, '2')]
     """
 
+    _chained_result: ClassVar[str] = "list[IterDataPipe[T]]"
+
     def __new__(
-        cls, datapipe: IterDataPipe[Any], num_instances: int, buffer_size: int = 1000, copy: str | None = None
+        cls, datapipe: IterDataPipe[T], num_instances: int, buffer_size: int = 1000, copy: str | None = None
     ) -> Any:
         if copy not in (None, "shallow", "deep"):
             raise ValueError(f"copy must be None, 'shallow' or 'deep', not {copy!r}")
@@ -243,7 +247,7 @@ class Forker(IterDataPipe[Any]):
 
 
 @functional_datapipe("demux")
-class Demultiplexer(IterDataPipe[Any]):
+class Demultiplexer(IterDataPipe[T]):
     """Return a list of `num_instances` pipes; each element goes to the one whose number `classifier_fn` gives.
 
     `buffer_size` limits the elements that wait in all children together (-1: no limit; else BufferError).
@@ -255,11 +259,13 @@ class Demultiplexer(IterDataPipe[Any]):
     ([0, 2, 4], [1, 3, 5])
     """
 
+    _chained_result: ClassVar[str] = "list[IterDataPipe[T]]"
+
     def __new__(
         cls,
-        datapipe: IterDataPipe[Any],
+        datapipe: IterDataPipe[T],
         num_instances: int,
-        classifier_fn: Callable[[Any], int | None],
+        classifier_fn: Callable[[T], int | None],
         drop_none: bool = False,
         buffer_size: int = 1000,
     ) -> Any:

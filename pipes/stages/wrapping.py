@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import islice
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from pipes.datapipe import IterDataPipe, MapDataPipe, Shard, no_length
+from pipes.datapipe import IterDataPipe, MapDataPipe, Shard, length_of, no_length
 from pipes.errors import StateError
 from pipes.run import Node, Run
 from pipes.state import Capture, Position, Ticks, count_from
@@ -20,6 +21,20 @@ T = TypeVar("T")
 
 _ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None), range})
 _first = itemgetter(0)
+
+
+class _ByPosition:
+    """Makes Python's own position-keeping iterator for a sequence that has another."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index]
+
+
+def _has_positions(data: Any) -> bool:
+    return isinstance(data, Sequence) and not isinstance(data, deque)
 
 
 class _WrapperRun(Run):
@@ -37,10 +52,10 @@ class _WrapperRun(Run):
             return
         self.data = self._snapshot()
         self.fixed = type(self.data) in (list, tuple, range, str, bytes)
-        if self.fixed and self.start > len(self.data):
+        if self.start and isinstance(self.data, Sized) and self.start > len(self.data):
             raise StateError(
-                f"stage {self.stage} has {len(self.data)} elements, but the state was saved after element {self.start}; "
-                "the data changed: resume with the data the state was made from, or start afresh"
+                f"stage {self.stage} has {len(self.data)} elements, but the state was saved after element "
+                f"{self.start}; the data changed: resume with the data the state was made from, or start afresh"
             )
         self.cursor = iter(self.data) if self.fixed else Ticks(self.start)
         if self.fixed:
@@ -63,14 +78,14 @@ class _WrapperRun(Run):
         except Exception as error:
             if not isinstance(data, Iterator):
                 warnings.warn(
-                    f"stage {self.stage} cannot deep-copy its iterable ({type(error).__name__}: {error}), so edits to its "
-                    "elements show in the original; pass deepcopy=False to say that this is fine",
+                    f"stage {self.stage} cannot deep-copy its iterable ({type(error).__name__}: {error}), so edits "
+                    "to its elements show in the original; pass deepcopy=False to say that this is fine",
                     stacklevel=2,
                 )
             else:
                 warnings.warn(
-                    f"stage {self.stage} wraps a {type(data).__name__}, which can be read once: the second epoch will be "
-                    "empty; wrap a list, or a class whose __iter__ starts afresh",
+                    f"stage {self.stage} wraps a {type(data).__name__}, which can be read once: the second epoch "
+                    "will be empty; wrap a list, or a class whose __iter__ starts afresh",
                     stacklevel=2,
                 )
             return data
@@ -80,8 +95,22 @@ class _WrapperRun(Run):
         if self.fixed:
             source: Iterator[Any] = self.cursor
         else:
-            source = map(_first, zip(islice(iter(self.data), self.start, None), self.cursor, strict=False))
+            source = self._counted()
         return map(copy.deepcopy, source) if self.copies else source
+
+    def _counted(self) -> Iterator[Any]:
+        """Iterate data of any kind from `start` on; what can be read by position is not re-read."""
+        try:
+            if self.start and _has_positions(self.data):
+                elements: Any = iter(_ByPosition(self.data))
+                elements.__setstate__(self.start)
+            else:
+                elements = islice(iter(self.data), self.start, None)
+            for element, _ in zip(elements, self.cursor, strict=False):
+                yield element
+        except Exception as error:
+            self.note(error)
+            raise
 
     def capture(self) -> Capture:
         if self.cursor is None:
@@ -170,11 +199,11 @@ class _KeysRun(Run):
     def _read(self) -> None:
         if self.cursor is not None:
             return
-        self.keys = self.pipe.indices or range(len(self.pipe.datapipe))
+        self.keys = self.pipe.indices or range(length_of(self.pipe.datapipe))
         if self.start > len(self.keys):
             raise StateError(
-                f"stage {self.stage} has {len(self.keys)} keys, but the state was saved after key {self.start}; the data "
-                "changed: resume with the data the state was made from, or start afresh"
+                f"stage {self.stage} has {len(self.keys)} keys, but the state was saved after key {self.start}; the "
+                "data changed: resume with the data the state was made from, or start afresh"
             )
         self.cursor = iter(self.keys)
         self.cursor.__setstate__(self.start)
@@ -223,7 +252,7 @@ class MapToIterConverter(IterDataPipe[T]):
     def _length(self, shard: Shard) -> int:
         if self.indices:
             return len(self.indices)
-        return len(self.datapipe)  # type: ignore[arg-type]
+        return length_of(self.datapipe)
 
 
 MapDataPipe.register_datapipe_as_function("to_iter_datapipe", MapToIterConverter)
@@ -238,5 +267,3 @@ def as_pipe(source: Any) -> IterDataPipe[Any]:
     if isinstance(source, Iterable) and not isinstance(source, str | bytes):
         return IterableWrapper(source, deepcopy=False)
     raise TypeError(f"a stage reads a pipe or an iterable, not a {type(source).__name__}")
-
-
