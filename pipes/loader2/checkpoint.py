@@ -5,8 +5,8 @@ Format, version 1
      "streams": {"number": {"at": int, "given": int, "ended": bool, "table": table or None}}}
 
 `graph` is the fingerprint: a state is refused by a graph with other stages or settings, and the error names the
-difference. `streams` holds those of one rank; a list of states, one a rank, is read as one. Once the end of an epoch was
-seen, the state is that of the next epoch's start. Reading never runs code.
+difference. `streams` holds those of one rank; a list of states, one a rank, is read as one. Once the end of an epoch
+was seen, the state is that of the next epoch's start. Reading never runs code.
 """
 
 from __future__ import annotations
@@ -132,29 +132,31 @@ def _read_one(state: Any, graph: IterDataPipe[Any]) -> Checkpoint:
     count = count_from(state, "num_streams", "the loader")
     found: dict[int, StreamState] = {}
     for key, value in streams.items():
-        if not key.isdecimal() or int(key) >= count:
+        if len(key) > 20 or not key.isdecimal() or key != str(int(key)) or int(key) >= count:
             raise StateError(f"the saved state is damaged: {key[:40]!r} is no stream of {count}; use an earlier state")
         where = f"stream {key}"
         table = value.get("table") if isinstance(value, dict) else None
         if table is not None and not isinstance(table, dict):
             raise StateError(f"the saved state is damaged: {where} has no table; use an earlier state")
         at, given = count_from(value, "at", where), count_from(value, "given", where)
+        if given < at:
+            raise StateError(f"the saved state is damaged: {where} stands at {at}, after {given}; use an earlier state")
         found[int(key)] = StreamState(table, at, given, value.get("ended") is True)
     seed = state.get("seed")
-    if not isinstance(seed, int) or not 0 <= seed < 1 << 64:
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
         raise StateError("the saved state is damaged: its seed is no 64-bit number; use an earlier state")
     epoch = count_from(state, "epoch", "the loader")
     return Checkpoint(seed, epoch, count, state.get("replicate") is True, found)
 
 
 def _compare(saved: Any, here: dict[str, str]) -> None:
-    if not isinstance(saved, dict):
+    if not isinstance(saved, dict) or not all(isinstance(settings, str) for settings in saved.values()):
         raise StateError("the saved state is damaged: it has no description of its graph; use an earlier state")
     for stage in sorted({*saved, *here}, key=lambda name: (name.split(":")[0].zfill(6), name)):
         was, now = saved.get(stage), here.get(stage)
         if was != now:
             raise StateError(
-                f"the state was saved by another graph: stage {stage} "
+                f"the state was saved by another graph: stage {stage[:100]} "
                 + (
                     "is not in the saved one"
                     if was is None
@@ -169,4 +171,4 @@ def _compare(saved: Any, here: dict[str, str]) -> None:
 def _difference(was: str, now: str) -> str:
     pairs = zip(was.split(", "), now.split(", "), strict=False)
     old, new = next(((a, b) for a, b in pairs if a != b), (was, now))
-    return f"{old}, and has {new} here"
+    return f"{old[:200]}, and has {new[:200]} here"

@@ -3,8 +3,11 @@
 Contract
 - The graph is cut at its shard point. What is above runs in the main process, inside `next()`, in one context; element
   i goes to stream i % streams, so the order is that of any other source.
-- A stream asks for its element number n. Main keeps what it dealt until `release` says that no snapshot can ask again, so
-  that a restarted worker gets the same elements.
+- A stream asks for its element number n. Main keeps what it dealt until `release` says that no snapshot can ask again,
+  so that a restarted worker gets the same elements.
+- An error of the source is raised to every stream that asks for an element which could not be read. Each stream first
+  gives what it got before.
+- Users' draws from the global generators above the cut are keyed by the element's number; main's own do not move.
 - A resume reads the source from its start and drops what the streams had taken already; a warning says so.
 """
 
@@ -17,11 +20,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pipes.datapipe import IterDataPipe, Shard
+from pipes.errors import GraphError
 from pipes.loader2.streams import Plan
 from pipes.run import Context, Node, Run, automatic_shard_point, inputs_of, walk
+from pipes.seeds import GlobalGenerators, derive_key, seed_globals
 from pipes.state import Capture, Position, count_from
 
-__all__ = ["Dealer", "DealtSource", "clone", "cut", "positions_of"]
+__all__ = ["Dealer", "DealtSource", "Exhausted", "check_read_once", "clone", "cut", "positions_of"]
 
 Fetch = Callable[[int, int], Any]
 
@@ -77,29 +82,50 @@ class Dealer:
     """Main's side: reads what is above the cut, deals it, remembers what may be asked for again."""
 
     def __init__(self, upstream: IterDataPipe[Any], plan: Plan, resumed: bool) -> None:
-        self._streams = plan.streams
+        self._plan = plan
+        self._name = type(upstream).__name__
         self._context = Context(upstream, seed=plan.seed, epoch=plan.epoch)
         self._elements = iter(self._context.start())
+        self._failure: Exception | None = None
         self._hands: list[deque[Any]] = [deque() for _ in range(plan.streams)]
         self._dropped = [0] * plan.streams
-        self._next = 0
+        self._dealt = 0
         if resumed:
             warnings.warn(
-                f"{type(upstream).__name__} can be read only once, so this resume reads it again from its start and drops "
-                "what had been taken; wrap a list, or a class whose __iter__ starts afresh, for a resume that skips",
+                f"{self._name} can be read only once, so this resume reads it again from its start and drops what had "
+                "been taken; wrap a list, or a class whose __iter__ starts afresh, for a resume that skips",
                 stacklevel=2,
             )
 
     def take(self, stream: int, number: int) -> Any:
-        """Return element `number` of `stream`; raises Exhausted at the end."""
+        """Return element `number` of `stream`; raises Exhausted at the end, and what the source raises."""
         hand = self._hands[stream]
+        if number < self._dropped[stream]:
+            raise GraphError(
+                f"{self._name} can be read only once, but a stage of the graph (.cycle?) reads it a second time; wrap "
+                "a list, or a class whose __iter__ starts afresh"
+            )
         while self._dropped[stream] + len(hand) <= number:
-            element = next(self._elements, Exhausted)
-            if element is Exhausted:
-                raise Exhausted
-            self._hands[self._next].append(element)
-            self._next = (self._next + 1) % self._streams
+            if self._failure is not None:
+                raise self._failure
+            self._hands[self._dealt % self._plan.streams].append(self._read())
+            self._dealt += 1
         return hand[number - self._dropped[stream]]
+
+    def _read(self) -> Any:
+        own = GlobalGenerators.capture()
+        try:
+            seed_globals(derive_key(self._plan.seed, self._plan.epoch, "dealt", self._dealt))
+            element = next(self._elements, Exhausted)
+        except Exception as error:
+            # The iterator would end in silence if it was asked again.
+            self._failure = error
+            raise
+        finally:
+            own.restore()
+        if element is Exhausted:
+            raise Exhausted
+        return element
 
     def release(self, stream: int, below: int) -> None:
         """Forget the elements of `stream` numbered below `below`."""
@@ -126,10 +152,25 @@ def cut(graph: IterDataPipe[Any]) -> tuple[IterDataPipe[Any], IterDataPipe[Any] 
     if not any(_read_once(node) for node in walk(upstream)):
         return graph, None
     try:
-        length: int | None = len(upstream)
-    except TypeError:
+        with warnings.catch_warnings():
+            # A stage that warns of its length only guesses it.
+            warnings.simplefilter("error")
+            length: int | None = len(upstream)
+    except (TypeError, Warning):
         length = None
     return clone(graph, {id(point): DealtSource(length)}), upstream
+
+
+def check_read_once(graph: IterDataPipe[Any]) -> None:
+    """Refuse a graph for several streams in which each would read a source that can be read once only."""
+    for node in walk(graph):
+        if _read_once(node):
+            kind = type(vars(node)["iterable"]).__name__
+            raise GraphError(
+                f"{type(node).__name__} over a {kind} can be read once only, so several streams cannot each read it: "
+                "put one sharding_filter below it and below all that it is joined with, or wrap a list, or a class "
+                "whose __iter__ starts afresh"
+            )
 
 
 def _read_once(node: Node) -> bool:

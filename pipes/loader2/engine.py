@@ -1,13 +1,14 @@
 """The main process's side of the workers: start, merge in order, back-pressure, recovery, shutdown.
 
 Contract
-- Success. `next()` gives the outputs of this rank's streams in the order of `RoundRobin`, whichever worker runs them, and
-  raises StopIteration at the end. Every output comes once.
+- Success. `next()` gives the outputs of this rank's streams in the order of `RoundRobin`, whichever worker runs them,
+  and raises StopIteration at the end. Every output comes once.
 - Back-pressure. A worker holds at most `prefetch` outputs that main has not given to the user, and no further one
   while those hold more than its part of `max_bytes_in_flight`, unless it holds none.
 - Failure. An error of a stream is raised at its place in the order; then the epoch is over and the next can be begun.
-  A worker that dies is started again from the newest snapshot that arrived, goes past what has arrived, and a warning says
-  so; after `max_restarts` of one worker in an epoch, or with on_worker_death="raise", WorkerDiedError is raised instead.
+  A worker that dies is started again from the newest snapshot that arrived, goes past what has arrived, and a warning
+  says so; after `max_restarts` of one worker in an epoch, or with on_worker_death="raise", WorkerDiedError is raised
+  instead. The next epoch starts what is missing.
   With `timeout`, no output for that many seconds raises WorkerTimeoutError with the worker's Python stack.
 - Stop. `close()` is bounded (2 s for workers to end by themselves, then they are killed), may be called twice and from
   any thread, and leaves no process, descriptor or shared memory but for batches that the user still holds.
@@ -17,11 +18,11 @@ Contract
 from __future__ import annotations
 
 import pickle
+import threading
 import time
 import warnings
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pipes.datapipe import IterDataPipe
@@ -33,10 +34,11 @@ from pipes.loader2.forwarding import replay_log, replay_warning
 from pipes.loader2.merge import RoundRobin
 from pipes.loader2.messages import BATCH_HEAD, CREDIT_HEAD, EVENT_HEAD, FATAL, Kind
 from pipes.loader2.packing import Receiver
-from pipes.loader2.process import Method, WorkerProcess, describe_exit, start_worker
+from pipes.loader2.process import Method, describe_exit, start_worker
+from pipes.loader2.progress import Progress, Slot
 from pipes.loader2.remote_error import unpack_error
 from pipes.loader2.shipping import ship
-from pipes.loader2.streams import Plan, Snapshot, StreamState, describe
+from pipes.loader2.streams import Plan, StreamState
 from pipes.loader2.worker import Job, WorkerInfo, work
 
 __all__ = ["Engine", "Settings"]
@@ -61,45 +63,6 @@ class Settings:
     reset_fn: Any
 
 
-class _Progress:
-    """How far one stream has come: what arrived from its worker, and what was given to the user."""
-
-    __slots__ = ("arrived", "arrived_snapshot", "base", "ended", "given", "given_snapshot", "stream", "worker")
-
-    def __init__(self, stream: int, worker: int, base: StreamState) -> None:
-        self.stream, self.worker, self.base = stream, worker, base
-        self.given = self.arrived = base.given
-        self.given_snapshot: Snapshot | None = None
-        self.arrived_snapshot: Snapshot | None = None
-        self.ended = base.ended
-
-    def state(self, graph: IterDataPipe[Any], plan: Plan, *, arrived: bool = False) -> StreamState:
-        """Return where the stream stands for the user, or for a new worker that goes on after what has arrived."""
-        snapshot = self.arrived_snapshot if arrived else self.given_snapshot
-        given = self.arrived if arrived else self.given
-        if self.ended:
-            return StreamState(given=given, ended=True)
-        if snapshot is None:
-            return self.base.after(given)
-        at, captures = snapshot
-        return StreamState(describe(graph, plan, self.stream, captures), at, given)
-
-
-class _Worker:
-    """One worker process and what has arrived from it."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.generation = -1
-        self.restarts = 0
-        self.process: WorkerProcess
-        self.channel: Channel
-        self.receiver: Receiver
-        # (kind, stream, generation, parcel or error, snapshot) in the order of arrival
-        self.inbox: deque[tuple[Kind, int, int, Any, bytes]] = deque()
-        self.fatal: BaseException | None = None
-
-
 class Engine:
     """Runs one graph in worker processes, epoch after epoch."""
 
@@ -108,15 +71,19 @@ class Engine:
         self._shipped = ship(graph, "the graph")
         self._iteration = 0
         self._plan: Plan | None = None
-        self._streams: dict[int, _Progress] = {}
+        self._streams: dict[int, Progress] = {}
         self._turns = RoundRobin({})
         self._dealer: Dealer | None = None
+        self._deal_errors: dict[int, Exception] = {}
         self._closed = False
+        # The thread that is inside `next`.
+        self._reader: int | None = None
+        self.drew_above: str | None = None
         self.waited = 0.0
         self.batches = self.nbytes = self.restarts = 0
         self._copied_by_dead = 0
         self._budget = max(1, settings.max_bytes_in_flight // workers)
-        self._workers = [_Worker(number) for number in range(workers)]
+        self._workers = [Slot(number) for number in range(workers)]
         try:
             for worker in self._workers:
                 self._start(worker)
@@ -134,9 +101,10 @@ class Engine:
         """The process ids of the workers, by number."""
         return [worker.process.pid for worker in self._workers]
 
-    def _start(self, worker: _Worker) -> None:
+    def _start(self, worker: Slot) -> None:
         settings = self._settings
         worker.generation += 1
+        worker.fatal = None
         job = Job(
             self._shipped,
             WorkerInfo(len(self._workers), worker.number),
@@ -148,7 +116,11 @@ class Engine:
         )
         payload = ship(job, "the functions for workers")
         worker.process = start_worker(
-            work, payload, method=settings.method, name=f"pipes worker {worker.number}", number=worker.number
+            partial(work, worker.number),
+            payload,
+            method=settings.method,
+            name=f"pipes worker {worker.number}",
+            number=worker.number,
         )
         worker.channel = Channel(worker.process.sock)
         worker.receiver = Receiver(settings.max_held)
@@ -159,9 +131,10 @@ class Engine:
         self._plan = plan
         self._end_dealing()
         self._dealer = dealer
+        self._deal_errors.clear()
         count = len(self._workers)
         self._streams = {
-            stream: _Progress(stream, place % count, state)
+            stream: Progress(stream, place % count, state)
             for place, (stream, state) in enumerate(sorted(states.items()))
         }
         self._turns = RoundRobin(
@@ -171,9 +144,11 @@ class Engine:
         for worker in self._workers:
             worker.inbox.clear()
             worker.restarts = 0
+            if not worker.runs:
+                self._start(worker)
             self._send_epoch(worker)
 
-    def _send_epoch(self, worker: _Worker) -> None:
+    def _send_epoch(self, worker: Slot) -> None:
         assert self._plan is not None
         states = [
             (progress.stream, progress.state(self._graph, self._plan, arrived=True))
@@ -186,6 +161,13 @@ class Engine:
 
     def next(self) -> Any:
         """Return the next output; raises StopIteration at the end, and what the streams raise."""
+        self._reader = threading.get_ident()
+        try:
+            return self._next()
+        finally:
+            self._reader = None
+
+    def _next(self) -> Any:
         while True:
             stream = self._turns.turn()
             if stream is None:
@@ -204,9 +186,9 @@ class Engine:
                 self._turns.end()
                 continue
             self._turns = RoundRobin({})
-            raise unpack_error(content)
+            raise self._deal_errors.get(stream) or unpack_error(content)
 
-    def _deliver(self, worker: _Worker, progress: _Progress, generation: int, parcel: Any, snapshot: bytes) -> Any:
+    def _deliver(self, worker: Slot, progress: Progress, generation: int, parcel: Any, snapshot: bytes) -> Any:
         self.nbytes += parcel.nbytes
         output = parcel.unpack()
         self.batches += 1
@@ -218,7 +200,7 @@ class Engine:
         worker.channel.post(Kind.CREDIT, [CREDIT_HEAD.pack(1, own), worker.receiver.returned()])
         return output
 
-    def _wait_for(self, worker: _Worker) -> None:
+    def _wait_for(self, worker: Slot) -> None:
         """Take in what arrives until something of `worker` is there."""
         self._take_in(worker)
         if worker.inbox:
@@ -229,28 +211,37 @@ class Engine:
         try:
             while not worker.inbox:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                ready = channels.wait([each.channel for each in self._workers if not each.channel.closed], timeout=left)
-                if not ready and deadline is not None and time.monotonic() >= deadline:
-                    raise WorkerTimeoutError(
-                        f"worker {worker.number} (pid {worker.process.pid}) gave no output within timeout={timeout:g} s; "
-                        f"raise the timeout, or see where it is stuck:\n{worker.process.stack()}"
-                    )
+                ready = channels.wait([each.channel for each in self._workers if each.runs], timeout=left)
                 for each in self._workers:
-                    if each.channel in ready:
+                    if each.runs and each.channel in ready:
                         self._take_in(each)
+                if deadline is not None and time.monotonic() >= deadline and not worker.inbox:
+                    raise WorkerTimeoutError(
+                        f"worker {worker.number} (pid {worker.process.pid}) gave no output within timeout={timeout:g} "
+                        f"s; raise the timeout, or see where it is stuck:\n{worker.process.stack()}"
+                    )
         finally:
             self.waited += time.perf_counter() - started
 
-    def _take_in(self, worker: _Worker) -> None:
+    def _take_in(self, worker: Slot) -> None:
+        if self._closed:
+            raise RuntimeError("the loader was shut down while this iterator waited for its workers")
         try:
             messages = worker.channel.feed()
         except ChannelClosed:
             self._recover(worker)
             return
+        failure: BaseException | None = None
         for message in messages:
-            self._handle(worker, message)
+            try:
+                self._handle(worker, message)
+            except BaseException as error:
+                # Messages that were lost would be missed in later epochs, too: slabs are announced once.
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
-    def _handle(self, worker: _Worker, message: Message) -> None:
+    def _handle(self, worker: Slot, message: Message) -> None:
         kind, body = Kind(message.kind), message.body
         if kind == Kind.BATCH:
             iteration, stream, given, size = BATCH_HEAD.unpack_from(body)
@@ -272,38 +263,54 @@ class Engine:
         elif kind == Kind.WARNING:
             replay_warning(bytes(body))
         else:
-            iteration, stream, number = EVENT_HEAD.unpack_from(body)
-            if kind == Kind.NEED:
-                self._deal(worker, iteration, stream, number)
-            elif iteration == FATAL:
-                worker.fatal = unpack_error(bytes(body[EVENT_HEAD.size :]))
-            elif iteration == self._iteration:
-                worker.inbox.append((kind, stream, worker.generation, bytes(body[EVENT_HEAD.size :]), b""))
+            self._handle_event(worker, kind, body)
 
-    def _deal(self, worker: _Worker, iteration: int, stream: int, number: int) -> None:
-        if iteration != self._iteration or self._dealer is None:
+    def _handle_event(self, worker: Slot, kind: Kind, body: bytes | bytearray) -> None:
+        iteration, stream, number = EVENT_HEAD.unpack_from(body)
+        content = bytes(body[EVENT_HEAD.size :])
+        if iteration == FATAL:
+            worker.fatal = unpack_error(content)
+        elif iteration != self._iteration:
             return
-        try:
-            answer = (stream, number, True, self._dealer.take(stream, number))
-        except Exhausted:
-            answer = (stream, number, False, None)
-        worker.channel.post(Kind.DEAL, [ship(answer, f"an element of stream {stream}")])
+        elif kind == Kind.NEED:
+            self._deal(worker, stream, number)
+        elif kind == Kind.DREW:
+            self.drew_above = content.decode()
+        else:
+            self._streams[stream].all_arrived = kind == Kind.END
+            worker.inbox.append((kind, stream, worker.generation, content, b""))
 
-    def _release_dealt(self, progress: _Progress) -> None:
+    def _deal(self, worker: Slot, stream: int, number: int) -> None:
+        assert self._dealer is not None
+        try:
+            answer = ship((stream, number, True, self._dealer.take(stream, number)), f"an element of stream {stream}")
+        except Exhausted:
+            answer = ship((stream, number, False, None))
+        except Exception as error:
+            # The stream's turn to give this element is when it is raised.
+            self._deal_errors[stream] = error
+            answer = ship((stream, number, None, None))
+        worker.channel.post(Kind.DEAL, [answer])
+
+    def _release_dealt(self, progress: Progress) -> None:
         if self._dealer is not None:
             assert self._plan is not None
             state = progress.state(self._graph, self._plan, arrived=True)
             self._dealer.release(progress.stream, min(positions_of(state.table, "DealtSource"), default=0))
 
-    def _recover(self, worker: _Worker) -> None:
+    def _recover(self, worker: Slot) -> None:
         """Start a dead worker again, or raise what its death means."""
         process = worker.process
         process.join(_GRACE)
         how = describe_exit(process.exitcode)
         pid, crash = process.pid, process.crash_stack()
         self._discard(worker)
+        if self._closed:
+            raise RuntimeError("the loader was shut down while this iterator waited for its workers")
         if worker.fatal is not None:
             raise worker.fatal
+        if worker.inbox and worker.inbox[-1][0] == Kind.ERROR:
+            return
         open_streams = [p for p in self._streams.values() if p.worker == worker.number and not p.ended]
         where = ", ".join(f"stream {p.stream} after output {p.arrived}" for p in open_streams) or "no open stream"
         what = f"worker {worker.number} (pid {pid}) died: {how}; it ran {where}"
@@ -314,8 +321,9 @@ class Engine:
         if worker.restarts >= self._settings.max_restarts:
             self._turns = RoundRobin({})
             raise WorkerDiedError(
-                f"{what}. It was restarted {worker.restarts} times in this epoch (max_restarts={self._settings.max_restarts}); "
-                f"what it dies of is likely in the elements after those named{crash}"
+                f"{what}. It was restarted {worker.restarts} times in this epoch "
+                f"(max_restarts={self._settings.max_restarts}); what it dies of is likely in the elements after those "
+                f"named{crash}"
             )
         worker.restarts += 1
         self.restarts += 1
@@ -328,7 +336,7 @@ class Engine:
         self._start(worker)
         self._send_epoch(worker)
 
-    def _discard(self, worker: _Worker) -> None:
+    def _discard(self, worker: Slot) -> None:
         self._copied_by_dead += worker.receiver.copied_batches
         worker.receiver.copied_batches = 0
         worker.channel.close()
@@ -350,7 +358,9 @@ class Engine:
             return
         self._closed = True
         self._turns = RoundRobin({})
-        started: Sequence[_Worker] = [worker for worker in self._workers if hasattr(worker, "channel")]
+        started = [worker for worker in self._workers if worker.runs]
+        if self._reader not in (None, threading.get_ident()):
+            self._interrupt(started)
         for worker in started:
             worker.channel.post(Kind.STOP)
         deadline = time.monotonic() + _GRACE
@@ -366,5 +376,14 @@ class Engine:
                 except (ChannelClosed, OSError):
                     worker.process.join(max(0.0, deadline - time.monotonic()))
             self._discard(worker)
+        for worker in self._workers:
             worker.inbox.clear()
         self._end_dealing()
+
+    def _interrupt(self, workers: list[Slot]) -> None:
+        """Make another thread leave `next`: the ends of its workers wake it."""
+        for worker in workers:
+            worker.process.kill()
+        deadline = time.monotonic() + _GRACE
+        while self._reader is not None and time.monotonic() < deadline:
+            time.sleep(0.001)

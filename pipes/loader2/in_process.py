@@ -11,7 +11,7 @@ from typing import Any
 from pipes.datapipe import IterDataPipe
 from pipes.loader2.dealing import Dealer, DealtSource
 from pipes.loader2.merge import RoundRobin
-from pipes.loader2.random import SeedGenerator
+from pipes.loader2.random import seeds_of
 from pipes.loader2.streams import Plan, Stream, StreamState, calls_user, describe
 from pipes.loader2.worker import WorkerInfo
 from pipes.run import walk
@@ -32,6 +32,7 @@ class InProcessEngine:
         self._own: dict[int, GlobalGenerators] = {}
         self._turns = RoundRobin({})
         self._dealer: Dealer | None = None
+        self.drew_above: str | None = None
         self.waited = 0.0
         self.batches = self.nbytes = self.restarts = self.copied = 0
         self.pids: list[int] = []
@@ -42,7 +43,7 @@ class InProcessEngine:
         self._plan, self._states, self._dealer = plan, states, dealer
         self._graph = self._initial
         if self._reset_fn is not None:
-            seeds = SeedGenerator(plan.seed + plan.epoch).spawn(0)
+            seeds = seeds_of(plan.seed, plan.epoch).spawn(0)
             self._graph = self._reset_fn(self._graph, self._info, seeds)
         self._seeded = calls_user(walk(self._graph))
         self._turns = RoundRobin(
@@ -54,7 +55,7 @@ class InProcessEngine:
         """Return the next output; raises StopIteration at the end, and what the streams raise."""
         while (number := self._turns.turn()) is not None:
             if self._dealer is not None:
-                DealtSource.fetch = staticmethod(self._dealer.take)
+                DealtSource.fetch = staticmethod(self._take)
             saved = GlobalGenerators.capture() if self._seeded else None
             try:
                 stream = self._open(number)
@@ -73,6 +74,7 @@ class InProcessEngine:
                 if saved is not None:
                     saved.restore()
             self._turns.advance()
+            self.drew_above = self.drew_above or stream.drew_above
             self.batches += 1
             return output
         raise StopIteration
@@ -84,6 +86,13 @@ class InProcessEngine:
                 # Going to a state in mid-unit has left the generators where that unit's draws go on.
                 self._own[number] = GlobalGenerators.capture()
         return self._streams[number]
+
+    def _take(self, stream: int, number: int) -> Any:
+        assert self._dealer is not None
+        element = self._dealer.take(stream, number)
+        # Nobody dies here, so nobody asks for an element twice.
+        self._dealer.release(stream, number + 1)
+        return element
 
     def states(self) -> dict[int, StreamState]:
         """Return where each stream stands, by its number."""
@@ -109,20 +118,30 @@ class InProcessEngine:
 
 
 class ServiceEngine:
-    """Runs the graph as a user's own reading service adapts it, in the calling process."""
+    """Runs the graph as a user's own reading service adapts it, in the calling process.
+
+    Each epoch that began is ended by one `finalize_iteration`: at its end, after an error, or when it is given up.
+    """
 
     def __init__(self, service: Any, graph: IterDataPipe[Any]) -> None:
         self._service = service
         self._initial = service.initialize(graph)
         self._engine: InProcessEngine | None = None
+        self._open = False
         self.waited = 0.0
         self.batches = self.nbytes = self.restarts = self.copied = 0
         self.pids: list[int] = []
 
+    @property
+    def drew_above(self) -> str | None:
+        """The stage above which users' draws from the global generators were seen."""
+        return None if self._engine is None else self._engine.drew_above
+
     def begin(self, plan: Plan, states: dict[int, StreamState], dealer: Dealer | None) -> None:
         """Begin an epoch, with the service's hooks around it."""
         self._finish()
-        adapt = self._service.initialize_iteration(SeedGenerator((plan.seed + plan.epoch) % (1 << 64)))
+        self._open = True
+        adapt = self._service.initialize_iteration(seeds_of(plan.seed, plan.epoch))
         adapted = self._initial if adapt is None else adapt(self._initial)
         self._engine = InProcessEngine(as_pipe(adapted))
         self._engine.begin(plan, states, dealer)
@@ -133,8 +152,8 @@ class ServiceEngine:
             raise StopIteration
         try:
             output = self._engine.next()
-        except StopIteration:
-            self._service.finalize_iteration()
+        except BaseException:
+            self._finalize_iteration()
             raise
         self.batches += 1
         return output
@@ -143,7 +162,13 @@ class ServiceEngine:
         """Return where each stream stands, by its number."""
         return {} if self._engine is None else self._engine.states()
 
+    def _finalize_iteration(self) -> None:
+        if self._open:
+            self._open = False
+            self._service.finalize_iteration()
+
     def _finish(self) -> None:
+        self._finalize_iteration()
         if self._engine is not None:
             self._engine.close()
             self._engine = None

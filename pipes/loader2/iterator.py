@@ -26,6 +26,8 @@ class Runner(Protocol):
     restarts: int
 
     @property
+    def drew_above(self) -> str | None: ...
+    @property
     def copied(self) -> int: ...
     @property
     def pids(self) -> list[int]: ...
@@ -45,7 +47,6 @@ class DataLoader2Iterator(Iterator[T], Generic[T]):
     def __init__(self, loader: DataLoader2[T], runner: Runner) -> None:
         self._loader = loader
         self._runner = runner
-        self.advanced = False
         self.ended = False
         self._over: BaseException | None = None
 
@@ -54,7 +55,7 @@ class DataLoader2Iterator(Iterator[T], Generic[T]):
             raise self._over
         if self.ended:
             raise StopIteration
-        self.advanced = True
+        self._loader._advanced = True
         try:
             output: T = self._runner.next()
         except StopIteration:
@@ -63,8 +64,8 @@ class DataLoader2Iterator(Iterator[T], Generic[T]):
             raise
         except BaseException as error:
             failed = RuntimeError(
-                f"this iterator failed with {type(error).__name__} and gives no more; iter(loader) begins the next epoch, "
-                "and state_dict() tells where it stood before the error"
+                f"this iterator failed with {type(error).__name__} and gives no more; iter(loader) begins the next "
+                "epoch, and state_dict() tells where it stood before the error"
             )
             failed.__cause__ = error
             self._over = failed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -10,12 +11,13 @@ from typing import Any, Generic, TypeVar
 from pipes.datapipe import IterDataPipe, MapDataPipe, length_of, no_length
 from pipes.errors import StateError
 from pipes.loader2.checkpoint import Checkpoint, read_state
-from pipes.loader2.dealing import Dealer, clone, cut
+from pipes.loader2.dealing import Dealer, check_read_once, clone, cut
 from pipes.loader2.in_process import ServiceEngine
 from pipes.loader2.iterator import DataLoader2Iterator, Runner
 from pipes.loader2.reading_service import InProcessReadingService, MultiProcessingReadingService
 from pipes.loader2.streams import Plan, StreamState
-from pipes.run import automatic_shard_point, stage_names, walk
+from pipes.node import describe_automatic_sharding
+from pipes.run import automatic_shard_point, walk
 from pipes.stages.sharding import ShardingFilter
 from pipes.stages.wrapping import as_pipe
 
@@ -73,10 +75,12 @@ class DataLoader2(Generic[T]):
             graph = graph if adapter is None else adapter(graph)
         self.datapipe: IterDataPipe[T] = graph
         self.reading_service = InProcessReadingService() if reading_service is None else reading_service
-        self._graph, self._dealt = cut(graph)
+        self._replicate = sharding == "replicate"
+        self._graph: IterDataPipe[Any]
+        self._dealt: IterDataPipe[Any] | None
+        self._graph, self._dealt = (graph, None) if self._replicate else cut(graph)
         if hasattr(self.reading_service, "check"):
             self.reading_service.check(self._graph)
-        self._replicate = sharding == "replicate"
         self._explicit_streams = num_streams
         self._rank, self._world = _rank()
         self.num_streams = num_streams or max(1, getattr(self.reading_service, "num_workers", 0)) * self._world
@@ -87,6 +91,9 @@ class DataLoader2(Generic[T]):
         self._seed: int | None = None
         self._epoch = 0
         self._loaded: Checkpoint | None = None
+        # Where the streams stood when the newest iterator was made.
+        self._begun: dict[int, StreamState] | None = None
+        self._told_of_draws = False
         self._iterator: weakref.ref[DataLoader2Iterator[T]] | None = None
         self._fresh = True
         self._advanced = False
@@ -102,7 +109,7 @@ class DataLoader2(Generic[T]):
         """Set the seed from the next `iter` on, as epoch 0; raises ValueError unless it fits 64 bits."""
         if not 0 <= seed < 1 << 64:
             raise ValueError(f"a seed lies in [0, 2**64), not {seed}")
-        self._seed, self._epoch, self._fresh, self._loaded = seed, 0, True, None
+        self._seed, self._epoch, self._fresh, self._loaded, self._begun = seed, 0, True, None, None
 
     def __iter__(self) -> DataLoader2Iterator[T]:
         if self._closed:
@@ -110,8 +117,9 @@ class DataLoader2(Generic[T]):
         previous = None if self._iterator is None else self._iterator()
         if previous is not None:
             previous.replace("iter(loader) was called again")
-        if not self._fresh and (self._advanced or (previous is not None and previous.advanced)):
+        if not self._fresh and self._advanced:
             self._epoch += 1
+            self._begun = None
         runner = self._runner or self._start()
         states = self._states_to_run()
         dealer = None
@@ -119,12 +127,16 @@ class DataLoader2(Generic[T]):
             dealer = Dealer(self._dealt, self._plan(), any(state.given for state in states.values()))
         runner.begin(self._plan(), states, dealer)
         iterator = DataLoader2Iterator(self, runner)
-        self._iterator, self._fresh, self._advanced = weakref.ref(iterator), False, False
+        self._iterator, self._begun = weakref.ref(iterator), states
+        self._fresh = self._advanced = False
         return iterator
 
     def _start(self) -> Runner:
-        if self.num_streams > 1 and not self._replicate and self._dealt is None:
-            self._warn_of_automatic_sharding()
+        if self.num_streams > 1:
+            check_read_once(self._graph)
+            where = None if self._replicate or self._dealt is not None else describe_automatic_sharding(self._graph)
+            if where is not None:
+                warnings.warn(where, stacklevel=3)
         service = self.reading_service
         runner: Runner
         if isinstance(service, InProcessReadingService | MultiProcessingReadingService):
@@ -135,16 +147,6 @@ class DataLoader2(Generic[T]):
         self._finalizer = weakref.finalize(self, runner.close)
         return runner
 
-    def _warn_of_automatic_sharding(self) -> None:
-        point = automatic_shard_point(walk(self._graph))
-        if point is not None:
-            stage = stage_names(self._graph)[id(point)]
-            warnings.warn(
-                f"the graph has no sharding_filter, so it is split into {self.num_streams} streams after stage {stage}; say "
-                "where with .sharding_filter(), or pass sharding='replicate' to give every stream all elements",
-                stacklevel=4,
-            )
-
     def _plan(self) -> Plan:
         if self._seed is None:
             self._seed = _shared_seed()
@@ -153,13 +155,14 @@ class DataLoader2(Generic[T]):
     def _states_to_run(self) -> dict[int, StreamState]:
         own = range(self._rank, self.num_streams, self._world)
         if self._loaded is None:
-            return {number: StreamState() for number in own}
+            return self._begun or {number: StreamState() for number in own}
         loaded, self._loaded = self._loaded, None
         return {number: loaded.streams[number] for number in own}
 
     def _epoch_ended(self) -> None:
-        self._epoch += 1
-        self._fresh = True
+        if not self._fresh:
+            self._epoch += 1
+            self._fresh, self._begun = True, None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's state as plain JSON data: after the last output given, exactly.
@@ -170,11 +173,21 @@ class DataLoader2(Generic[T]):
         plan = self._plan()
         if self._loaded is not None:
             return self._loaded.to_json(self._graph)
-        if self._fresh or self._runner is None:
-            streams = self._states_to_run()
-        else:
-            streams = self._runner.states()
+        running = None if self._fresh else self._runner
+        streams = self._states_to_run() if running is None else running.states()
+        if running is not None:
+            self._warn_of_draws(running)
         return Checkpoint(plan.seed, plan.epoch, plan.streams, plan.replicate, streams).to_json(self._graph)
+
+    def _warn_of_draws(self, runner: Runner) -> None:
+        if runner.drew_above is not None and not self._told_of_draws:
+            self._told_of_draws = True
+            warnings.warn(
+                f"functions above stage {runner.drew_above} draw from the global generators of random, numpy or torch; "
+                "that stage keeps elements back, so a resume makes them again, with other draws (their order stays "
+                "exact). Make such functions take their generator: .map(fn, rng=True)",
+                stacklevel=3,
+            )
 
     def load_state_dict(self, state: Any) -> None:
         """Go on, from the next `iter` on, where `state` was saved; `state` is one rank's or the list of all ranks'.
@@ -192,16 +205,17 @@ class DataLoader2(Generic[T]):
             raise StateError(f"the state's {count} streams cannot be spread over {self._world} ranks evenly")
         if checkpoint.replicate != self._replicate:
             raise StateError("the state and the loader differ in sharding='replicate'; use the same")
-        missing = [number for number in range(self._rank, count, self._world) if number not in checkpoint.streams]
-        if missing:
+        own = range(self._rank, count, self._world)
+        if sum(number in own for number in checkpoint.streams) < len(own):
+            missing = list(itertools.islice((number for number in own if number not in checkpoint.streams), 8))
             raise StateError(
-                f"the state lacks streams {missing[:8]} of rank {self._rank}: pass the list of the states of all ranks"
+                f"the state lacks streams {missing} of rank {self._rank}: pass the list of the states of all ranks"
             )
         previous = None if self._iterator is None else self._iterator()
         if previous is not None:
             previous.replace("load_state_dict() was called; iter(loader) goes on from that state")
         self._loaded, self._seed, self._epoch, self.num_streams = checkpoint, checkpoint.seed, checkpoint.epoch, count
-        self._fresh, self._iterator = True, None
+        self._fresh, self._iterator, self._begun = True, None, None
 
     def __len__(self) -> int:
         graph: Any = self._graph
@@ -219,7 +233,7 @@ class DataLoader2(Generic[T]):
             raise no_length(self, "its graph is too deep") from None
 
     def stats(self) -> dict[str, Any]:
-        """Return counts since the loader was made: outputs, bytes, copied outputs, seconds waited, restarts, workers."""
+        """Return counts since the loader was made: outputs, bytes, copied outputs, seconds waited, restarts, pids."""
         runner = self._runner
         if runner is None:
             return {"batches": 0, "bytes": 0, "copied_batches": 0, "seconds_waited": 0.0, "restarts": 0, "workers": []}

@@ -1,8 +1,8 @@
 """The order in which the outputs of several streams are given, and how far each has come.
 
-The next output comes from the stream, of those not ended, that has given the fewest, the lowest number first: round robin
-over the living. The rule needs no memory but the counts, so it is the same in a worker that runs some of the streams, in
-the main process, on every rank, and after a resume.
+The next output comes from the stream, of those not ended, that has given the fewest, the lowest number first: round
+robin over the living. The rule needs no memory but the counts, so it is the same in a worker that runs some of the
+streams, in the main process, on every rank, and after a resume.
 """
 
 from __future__ import annotations

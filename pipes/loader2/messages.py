@@ -2,13 +2,16 @@
 
 Main to worker
     EPOCH    pickle (iteration, plan, [(stream, state)], credits): drop what you do and run these streams
-    CREDIT   (batches, of them sent by this process), then loan numbers: that many more may be sent; these slabs are free
+    CREDIT   (batches, of them sent by this process), then loan numbers: so many more may be sent; these slabs are free
+    DEAL     shipped (stream, number, has, element): the answer to NEED; `has` is None when main could not read on
     STOP     end
 
 Worker to main
     BATCH    (iteration, stream, given, snapshot length), the snapshot's pickle or nothing, the packed batch
     END      (iteration, stream, given): the stream has no more
     ERROR    (iteration, stream, given), the packed error: the stream raised; the iteration is over for this worker
+    NEED     (iteration, stream, number): the stream waits for that element of the source that main reads
+    DREW     (iteration, stream, 0), a stage's name: users' draws from the global generators were seen above that stage
     LOG, WARNING   what logging and warnings gave, for main to replay
 """
 
@@ -26,13 +29,14 @@ class Kind(IntEnum):
     EPOCH = 1
     CREDIT = 2
     STOP = 3
+    DEAL = 4
     BATCH = 11
     END = 12
     ERROR = 13
     LOG = 14
     WARNING = 15
     NEED = 16
-    DEAL = 4
+    DREW = 17
 
 
 BATCH_HEAD = struct.Struct("<qqqI4x")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipes.seeds import derive_key
 
-__all__ = ["SeedGenerator"]
+__all__ = ["SeedGenerator", "seeds_of"]
 
 
 class SeedGenerator:
@@ -49,3 +49,12 @@ class SeedGenerator:
         child._seed, child._shared = self._seed, self._shared
         child._worker, child._own = worker_id, 0
         return child
+
+
+def seeds_of(seed: int, epoch: int) -> SeedGenerator:
+    """Return the generator that an epoch's hooks get: another one each epoch.
+
+    >>> seeds_of(1, 0).generate_shared_seed() == seeds_of(1, 1).generate_shared_seed()
+    False
+    """
+    return SeedGenerator(derive_key(seed, epoch, "hooks") >> 64)

@@ -45,10 +45,10 @@ class ReadingServiceInterface(ABC):
         """Called before each epoch; may return a function that is applied to the graph for that epoch."""
         return None
 
-    def finalize_iteration(self) -> None:
+    def finalize_iteration(self) -> None:  # noqa: B027
         """Called at the end of each epoch."""
 
-    def finalize(self) -> None:
+    def finalize(self) -> None:  # noqa: B027
         """Called at shutdown."""
 
 
@@ -174,8 +174,8 @@ class MultiProcessingReadingService:
                 found = find_unpicklable(alone, f"stage {names[id(node)]}")
                 if found:
                     raise UnpicklableStageError(
-                        f"the graph cannot be sent to worker processes: {found}. Make it inside the worker (at the first "
-                        "use, or when iteration starts), or leave it out in __getstate__"
+                        f"the graph cannot be sent to worker processes: {found}. Make it inside the worker (at the "
+                        "first use, or when iteration starts), or leave it out in __getstate__"
                     ) from None
             raise
 

@@ -2,25 +2,35 @@
 
 Contract
 - `next()` gives the stream's outputs, then raises StopIteration at every further call. `given` counts them.
-- The global generators are seeded once a unit, from (seed, epoch, stream, unit). A unit is one output of a graph whose last
-  stages form batches, else 64 outputs. Graphs without user functions leave the generators alone.
+- The global generators are seeded once a unit, from (seed, epoch, stream, unit). A unit is one output of a graph whose
+  last stages form batches, else 64 outputs. Graphs without user functions leave the generators alone.
 - `snapshot()` is `(at, captures)`: where the graph stood after output number `at`, now or at the last unit boundary.
 - An error ends the stream; its snapshot then is that before the unit that failed.
-- A stream opened on a `StreamState` goes to its table, which stands at output `at`, and on to output `given`, drawing and
-  dropping what lies between. It then gives what an uninterrupted stream would have given.
+- A stream opened on a `StreamState` goes to its table, which stands at output `at`, and on to output `given`, drawing
+  and dropping what lies between. It then gives what an uninterrupted stream would have given, but for draws from the
+  global generators above a stage that keeps elements back; `drew_above` names that stage once such draws were seen.
 """
 
 from __future__ import annotations
 
+import itertools
+import random
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipes.datapipe import IterDataPipe
+import numpy as np
+import torch
+
+from pipes.datapipe import IterDataPipe, MapDataPipe
 from pipes.errors import StateError
-from pipes.run import Context, Node, inputs_of
+from pipes.run import Context, Node, Run, inputs_of, walk
 from pipes.seeds import derive_key, seed_globals
+from pipes.stages.filtering import Filter
 from pipes.stages.mapping import Mapper
 from pipes.stages.selecting import Enumerator, Header, Skipper
+from pipes.stages.sharding import ShardingFilter
+from pipes.stages.wrapping import IterableWrapper, SequenceWrapper
 from pipes.state import Captures, Table
 from pipes.user_run import UserRun
 
@@ -29,6 +39,11 @@ __all__ = ["Plan", "Snapshot", "Stream", "StreamState", "calls_user", "describe"
 Snapshot = tuple[int, Captures]
 
 _UNIT = 64
+# The stages that give at most one output for an input: a unit stays one batch through them.
+_PASSING = (Mapper, Filter, Enumerator, Header, Skipper, ShardingFilter)
+_DATA = (list, tuple, range, str, bytes, dict, set, frozenset)
+# Elements above a buffer that are watched for draws from the global generators.
+_WATCHED = 16
 
 
 @dataclass(frozen=True)
@@ -68,7 +83,22 @@ class StreamState:
 
 def calls_user(nodes: list[Node]) -> bool:
     """Return whether iterating the graph runs a user's function or class."""
-    return any(getattr(node, "calls_user", False) or getattr(node, "run_class", None) is UserRun for node in nodes)
+    return any(_is_users(node) for node in nodes)
+
+
+def _is_users(node: Node) -> bool:
+    if isinstance(node, IterableWrapper):
+        return not isinstance(node.iterable, _DATA)
+    if isinstance(node, MapDataPipe):
+        return not (isinstance(node, SequenceWrapper) and isinstance(node.sequence, _DATA))
+    return bool(getattr(node, "calls_user", False)) or getattr(node, "run_class", None) is UserRun
+
+
+def _drawn() -> tuple[Any, ...]:
+    """Return what every draw from a global generator changes."""
+    numpy = np.random.get_state(legacy=False)
+    own = numpy["state"]["pos"], numpy["has_gauss"]
+    return random.getstate(), own, torch.default_generator.get_state().numpy().tobytes()
 
 
 def unit_size(graph: Node) -> int:
@@ -76,7 +106,7 @@ def unit_size(graph: Node) -> int:
     node = graph
     while not getattr(node, "forms_batches", False):
         sources = inputs_of(node)
-        if not isinstance(node, Mapper | Enumerator | Header | Skipper) or len(sources) != 1:
+        if not isinstance(node, _PASSING) or len(sources) != 1:
             return _UNIT
         node = sources[0]
     return 1
@@ -100,15 +130,19 @@ class Stream:
         self.ended = start.ended
         self.given = start.at
         self._failed = False
+        self.drew_above: str | None = None
         self.unit = unit_size(graph)
         self._plan = plan
         self._context = plan.context(graph, number)
         self.seeded = calls_user(self._context.nodes)
+        self.last = self._context.names[id(graph)]
         if start.ended:
             self.given = start.given
             return
         self._run = self._context.start(start.table)
         self._boundary: Snapshot = (start.at, self._run.captures())
+        if self.seeded:
+            self._watch()
         self._go_to(start.given)
         self._iterator = iter(self._run)
 
@@ -118,7 +152,8 @@ class Stream:
             raise StateError(f"the saved state is damaged: stream {self.number} stands at {self.given}, after {given}")
         if not self.seeded:
             # No draw of a user is lost by going past the outputs without making them.
-            self._run.replay(missing, ())
+            if missing:
+                self._run.replay(missing, [missing - 1])
             self.given = given
             return
         self._iterator = iter(self._run)
@@ -157,6 +192,31 @@ class Stream:
         if self._failed or self.given % self.unit:
             return self._boundary
         return self.given, self._run.captures()
+
+    def table(self, snapshot: Snapshot) -> Table:
+        """Return the JSON table that a snapshot of this stream stands for."""
+        return self._run.table(snapshot[1])
+
+    def _watch(self) -> None:
+        """Notice users' draws above stages that keep elements back: a resume re-reads those with other draws."""
+        for run in list(self._context.runs.values()):
+            for source in run.inputs if run.anchored else ():
+                if source._iterator is None and calls_user(walk(source.pipe)):
+                    source._iterator = self._watched(source, run.stage)
+
+    def _watched(self, source: Run, stage: str) -> Iterator[Any]:
+        elements = iter(source.elements())
+        try:
+            before = _drawn()
+            for element in itertools.islice(elements, _WATCHED):
+                if self.drew_above is None and _drawn() != before:
+                    self.drew_above = stage
+                yield element
+                before = _drawn()
+            yield from elements
+        finally:
+            if isinstance(elements, Generator):
+                elements.close()
 
     def close(self) -> None:
         """Close every iterator of the stream."""

@@ -29,7 +29,9 @@ from pipes.loader2.dealing import DealtSource, Exhausted
 from pipes.loader2.forwarding import install_forwarding
 from pipes.loader2.merge import RoundRobin
 from pipes.loader2.messages import BATCH_HEAD, CREDIT_HEAD, EVENT_HEAD, FATAL, Kind
-from pipes.loader2.packing import pack
+from pipes.loader2.packing import Packed, pack
+from pipes.loader2.progress import Reached
+from pipes.loader2.random import seeds_of
 from pipes.loader2.remote_error import pack_error
 from pipes.loader2.shipping import unship
 from pipes.loader2.slabs import SlabPool
@@ -61,15 +63,15 @@ class Job:
     snapshot_seconds: float = field(default=1.0)
 
 
-def work(sock: socket.socket, payload: bytes) -> None:
-    """Serve main over `sock` until it says STOP or is gone; the target of `start_worker`."""
+def work(number: int, sock: socket.socket, payload: bytes) -> None:
+    """Serve main over `sock` as worker `number` until it says STOP or is gone."""
     channel = Channel(sock)
     try:
         try:
             job: Job = unship(payload)
             worker = _Worker(channel, job)
         except BaseException as error:
-            channel.send(Kind.ERROR, [EVENT_HEAD.pack(FATAL, 0, 0), pack_error(error, -1)])
+            channel.send(Kind.ERROR, [EVENT_HEAD.pack(FATAL, 0, 0), pack_error(error, number)])
             return
         worker.serve()
     except ChannelClosed:
@@ -93,9 +95,9 @@ class _Worker:
         self._turns = RoundRobin({})
         self._credits = 0
         self._sizes: deque[int] = deque()
-        self._dealt: dict[tuple[int, int], tuple[bool, Any]] = {}
+        self._dealt: dict[tuple[int, int], tuple[bool | None, Any]] = {}
         self._snapshots: dict[int, tuple[int, float]] = {}
-        self._stopped = False
+        self._stopped = self._told_of_draws = False
         collating.stack_with(default_collate)
         DealtSource.fetch = staticmethod(self._fetch)
 
@@ -165,9 +167,7 @@ class _Worker:
         job = self._job
         if job.reset_fn is None:
             return self._graph
-        from pipes.loader2.random import SeedGenerator
-
-        seeds = SeedGenerator(self._plan.seed + self._plan.epoch).spawn(self._number)
+        seeds = seeds_of(self._plan.seed, self._plan.epoch).spawn(self._number)
         return job.reset_fn(self._graph, job.info, seeds)  # type: ignore[no-any-return]
 
     def _produce(self) -> None:
@@ -184,8 +184,9 @@ class _Worker:
                 self._turns.end()
                 self._send(Kind.END, [EVENT_HEAD.pack(self._iteration, number, given)])
                 return
+            self._tell_of_draws(stream)
             snapshot = self._snapshot_of(stream)
-            packed = pack(output, self._pool)
+            packed = self._packed(output, stream)
             del output
         except ChannelClosed:
             raise
@@ -213,7 +214,24 @@ class _Worker:
         if stream.given - at < self._job.snapshot_every and now - when < self._job.snapshot_seconds:
             return b""
         self._snapshots[stream.number] = (stream.given, now)
-        return pickle.dumps(stream.snapshot(), protocol=5)
+        snapshot: Reached = stream.snapshot()
+        if self._job.init_fn is not None or self._job.reset_fn is not None:
+            # Main has another graph, and could not make a table of these captures.
+            snapshot = snapshot[0], stream.table(stream.snapshot())
+        return pickle.dumps(snapshot, protocol=5)
+
+    def _packed(self, output: Any, stream: Stream) -> Packed:
+        try:
+            return pack(output, self._pool)
+        except Exception as error:
+            error.add_note(f"while the output of stage {stream.last} was sent to the main process")
+            raise
+
+    def _tell_of_draws(self, stream: Stream) -> None:
+        if stream.drew_above is not None and not self._told_of_draws:
+            self._told_of_draws = True
+            event = EVENT_HEAD.pack(self._iteration, stream.number, 0)
+            self._send(Kind.DREW, [event, stream.drew_above.encode()])
 
     def _fetch(self, stream: int, number: int) -> Any:
         """Ask main for element `number` of `stream`, which only main can read."""
@@ -225,7 +243,7 @@ class _Worker:
             self._handle(message)
         has, element = self._dealt.pop((stream, number))
         if not has:
-            raise Exhausted
+            raise DealFailed if has is None else Exhausted
         return element
 
     def _send(self, kind: Kind, parts: list[bytes], fds: list[int] | None = None) -> None:
@@ -247,6 +265,10 @@ class _Worker:
                 return
             finally:
                 self._sending.release()
+
+
+class DealFailed(BaseException):
+    """Main could not read the element, and raises why when it sees this; no stage may catch it."""
 
 
 class Abandoned(BaseException):

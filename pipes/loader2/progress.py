@@ -1,0 +1,74 @@
+"""What the main process knows of its workers and streams: what arrived, what was given to the user."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from pipes.datapipe import IterDataPipe
+from pipes.loader2.channel import Channel
+from pipes.loader2.messages import Kind
+from pipes.loader2.packing import Receiver
+from pipes.loader2.process import WorkerProcess
+from pipes.loader2.streams import Plan, StreamState, describe
+from pipes.state import Captures, Table
+
+__all__ = ["Progress", "Reached", "Slot"]
+
+# The number of an output, and where the graph stood after it; a table where main has not the worker's graph.
+Reached = tuple[int, Captures | Table]
+
+
+class Progress:
+    """How far one stream has come: what arrived from its worker, and what was given to the user."""
+
+    __slots__ = (
+        "all_arrived",
+        "arrived",
+        "arrived_snapshot",
+        "base",
+        "ended",
+        "given",
+        "given_snapshot",
+        "stream",
+        "worker",
+    )
+
+    def __init__(self, stream: int, worker: int, base: StreamState) -> None:
+        self.stream, self.worker, self.base = stream, worker, base
+        self.given = self.arrived = base.given
+        self.given_snapshot: Reached | None = None
+        self.arrived_snapshot: Reached | None = None
+        self.ended = self.all_arrived = base.ended
+
+    def state(self, graph: IterDataPipe[Any], plan: Plan, *, arrived: bool = False) -> StreamState:
+        """Return where the stream stands for the user, or for a new worker that goes on after what has arrived."""
+        snapshot = self.arrived_snapshot if arrived else self.given_snapshot
+        given = self.arrived if arrived else self.given
+        if self.ended or (arrived and self.all_arrived):
+            return StreamState(given=given, ended=True)
+        if snapshot is None:
+            return self.base.after(given)
+        at, reached = snapshot
+        table = reached if isinstance(reached, dict) else describe(graph, plan, self.stream, reached)
+        return StreamState(table, at, given)
+
+
+class Slot:
+    """The place of worker `number`: the process that fills it now, and what has arrived from that and those before."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.generation = -1
+        self.restarts = 0
+        self.process: WorkerProcess
+        self.channel: Channel
+        self.receiver: Receiver
+        # (kind, stream, generation, parcel or error, snapshot) in the order of arrival
+        self.inbox: deque[tuple[Kind, int, int, Any, bytes]] = deque()
+        self.fatal: BaseException | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether a process was started here and not given up."""
+        return hasattr(self, "channel") and not self.channel.closed
