@@ -1,6 +1,10 @@
 """Every iterable pipe, by its class name; their chained names are methods of all of them."""
 
 from pipes.datapipe import DataChunk, IterDataPipe, functional_datapipe
+from pipes.formats.archives import TarArchiveLoader
+from pipes.formats.webdataset import WebDataset
+from pipes.sources.files import FileLister, FileOpener
+from pipes.sources.s3 import S3FileLister, S3FileLoader
 from pipes.stages.batching import Batcher, UnBatcher
 from pipes.stages.collating import Collator
 from pipes.stages.filtering import Filter
@@ -21,6 +25,8 @@ __all__ = [
     "DataChunk",
     "Demultiplexer",
     "Enumerator",
+    "FileLister",
+    "FileOpener",
     "Filter",
     "FlatMapper",
     "Forker",
@@ -30,10 +36,14 @@ __all__ = [
     "MapToIterConverter",
     "Mapper",
     "Multiplexer",
+    "S3FileLister",
+    "S3FileLoader",
     "ShardingFilter",
     "Shuffler",
     "Skipper",
+    "TarArchiveLoader",
     "UnBatcher",
+    "WebDataset",
     "Zipper",
     "functional_datapipe",
 ]
