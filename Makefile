@@ -36,6 +36,8 @@ $(VENV)/.docs: $(INSTALLED_FROM) | $(PY)
 	$(INSTALL) ".[dev,docs]"
 	@touch $@ $(VENV)/.dev
 
+# the example imports the module beside it
+demo: export PYTHONSAFEPATH =
 demo: $(VENV)/.dev
 	$(PY) examples/01_train_from_s3.py $(ARGS)
 
