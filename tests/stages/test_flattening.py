@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from stage_contract import check_everywhere, check_stage, saved, start
+
+from pipes.errors import StateError
+from pipes.iter import IterableWrapper
+
+
+def as_many(x: int) -> range:
+    return range(x % 4)
+
+
+def test_contract() -> None:
+    check_stage(lambda: IterableWrapper(range(6)).flatmap(as_many), [0, 0, 1, 0, 1, 2, 0])
+    check_stage(lambda: IterableWrapper([[1, 2], [], [3]]).flatmap(), [1, 2, 3])
+    check_stage(lambda: IterableWrapper(range(40)).flatmap(as_many))
+    check_everywhere(lambda source: source.flatmap(as_many))
+
+
+def test_columns() -> None:
+    rows = [("ab", 2), ("c", 1)]
+    assert list(IterableWrapper(rows).flatmap(input_col=0)) == ["a", "b", "c"]
+    assert list(IterableWrapper(rows).flatmap(input_col=[1, 0])) == [2, "ab", 1, "c"]
+    assert list(IterableWrapper(rows).flatmap(lambda text, n: [text] * n, [0, 1])) == ["ab", "ab", "c"]
+
+
+def test_generators_are_opened_one_at_a_time() -> None:
+    opened: list[int] = []
+
+    def pair(x: int) -> Iterator[int]:
+        opened.append(x)
+        yield x
+        yield -x
+
+    iterator = iter(IterableWrapper(range(1, 5)).flatmap(pair))
+    assert [next(iterator) for _ in range(3)] == [1, -1, 2]
+    assert opened == [1, 2]
+
+
+def test_an_error_half_way_names_the_element() -> None:
+    def broken(x: int) -> Iterator[int]:
+        yield x
+        raise RuntimeError("half way")
+
+    iterator = iter(IterableWrapper([5]).flatmap(broken))
+    assert next(iterator) == 5
+    with pytest.raises(RuntimeError) as caught:
+        next(iterator)
+    assert "1:FlatMapper" in caught.value.__notes__[0]
+    assert "on element 5" in caught.value.__notes__[0]
+
+
+def test_a_restore_opens_one_input_again() -> None:
+    opened: list[int] = []
+
+    def three(x: int) -> range:
+        opened.append(x)
+        return range(3 * x, 3 * x + 3)
+
+    def graph() -> IterableWrapper[int]:
+        return IterableWrapper(range(200)).flatmap(three)  # type: ignore[return-value]
+
+    run = start(graph())
+    iterator = iter(run)
+    for _ in range(301):
+        next(iterator)
+    state = saved(run)
+    opened.clear()
+    assert list(start(graph(), state)) == list(range(301, 600))
+    assert opened == list(range(100, 200))
+
+
+@pytest.mark.parametrize("change", [{"taken": -1}, {"taken": True}, {"given": "x"}, {"taken": 0}])
+def test_a_damaged_position_is_refused(change: dict[str, object]) -> None:
+    run = start(IterableWrapper(range(50)).flatmap(as_many))
+    iterator = iter(run)
+    for _ in range(60):
+        next(iterator)
+    state = saved(run)
+    state["1:FlatMapper"].update(change)
+    with pytest.raises(StateError, match="1:FlatMapper"):
+        list(start(IterableWrapper(range(50)).flatmap(as_many), state))
+
+
+def test_it_has_no_length() -> None:
+    with pytest.raises(TypeError, match="FlatMapper"):
+        len(IterableWrapper(range(3)).flatmap(as_many))
