@@ -262,9 +262,11 @@ class Channel:
             try:
                 # Whatever interrupts between here and the parse has lost bytes: nothing after them can be trusted.
                 self._torn = True
-                self._read()
+                drained = self._read()
                 self._parse()
                 self._torn = False
+                if drained and self._inbox:
+                    return
             except (BlockingIOError, InterruptedError):
                 self._torn = False
                 return
@@ -275,14 +277,18 @@ class Channel:
         if not self._inbox:
             raise ChannelClosed("the channel is closed" if self.closed else "the other end of the channel is closed")
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Read once; True when that certainly took all there was, which saves a call that fails."""
         if self._body is not None:
             view = memoryview(self._body)[self._got :]
             count, ancillary, flags, _ = self._sock.recvmsg_into([view], _ANCILLARY, _RECV_FLAGS)
             self._got += count
+            drained = False
         else:
             data, ancillary, flags, _ = self._sock.recvmsg(_CHUNK, _ANCILLARY, _RECV_FLAGS)
             count = len(data)
+            # A read stops behind data that came with descriptors.
+            drained = 0 < count < _CHUNK and not ancillary
             self._tail += data
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -293,6 +299,7 @@ class Channel:
             )
         if not count:
             self._ended = True
+        return drained
 
     def _parse(self) -> None:
         while True:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -137,11 +138,12 @@ def _collators(space: _Space | None) -> dict[Any, Any]:
     return {**default_collate_fn_map, torch.Tensor: stack_tensors, np.ndarray: stack_arrays}
 
 
+_dtype = attrgetter("dtype")
 _PLAIN_TYPE = frozenset({torch.Tensor})
 
 
 def _same_dtype(batch: list[torch.Tensor]) -> bool:
-    return len({tensor.dtype for tensor in batch}) == 1 and batch[0].is_cpu and not batch[0].is_quantized
+    return len(set(map(_dtype, batch))) == 1 and batch[0].is_cpu and not batch[0].is_quantized
 
 
 def _is_number(dtype: np.dtype[Any]) -> bool:

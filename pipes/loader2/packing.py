@@ -110,9 +110,11 @@ class _Packer:
     def _place(self, group: list[int]) -> None:
         """Find room for the leaves of one group, whose memory overlaps."""
         leaves = [self._content.leaves[number] for number in group]
-        low, high = min(leaf.low for leaf in leaves), max(leaf.high for leaf in leaves)
-        alone = len({(leaf.first, leaf.nbytes, leaf.strides) for leaf in leaves}) == 1
-        weight = leaves[0].nbytes if alone else sum(leaf.nbytes for leaf in leaves)
+        low, high, weight = leaves[0].low, leaves[0].high, leaves[0].nbytes
+        alone = len(group) == 1 or len({(leaf.first, leaf.nbytes, leaf.strides) for leaf in leaves}) == 1
+        if not alone:
+            low, high = min(leaf.low for leaf in leaves), max(leaf.high for leaf in leaves)
+            weight = sum(leaf.nbytes for leaf in leaves)
         slab = self._pool.find(low, high) if weight >= LARGE else None
         if slab is not None:
             self._share(group, self._add_slot(self._use(slab), low - slab.address, high - low), low)
