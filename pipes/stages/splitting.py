@@ -53,8 +53,8 @@ class _SplitterRun(Run):
         """Return the numbers of the children that get `element`."""
         return range(self.pipe.num_instances)
 
-    def pull(self) -> bool:
-        """Take one input and queue it for those who get it; False at the end."""
+    def pull(self, asking: int) -> bool:
+        """Take one input for child `asking` and queue it for those who get it; False at the end."""
         if self.ended:
             return False
         for element in iter(self.inputs[0]):
@@ -65,18 +65,18 @@ class _SplitterRun(Run):
                 self.counts[child] += 1
             if self.taken % _ANCHOR_EVERY == 0:
                 self.anchors.note(self.taken, tuple(self.counts))
-            self._check_room()
+            self._check_room(asking)
             return True
         self.ended = True
         return False
 
-    def waiting(self) -> int:
-        """Return the number that `buffer_size` limits: the longest queue."""
-        return max(map(len, self.queues))
+    def waiting(self, asking: int) -> int:
+        """Return the number that `buffer_size` limits, which child `asking` does not count in: the longest queue."""
+        return max(len(queue) for child, queue in enumerate(self.queues) if child != asking)
 
-    def _check_room(self) -> None:
+    def _check_room(self, asking: int) -> None:
         limit = self.pipe.buffer_size
-        if limit >= 0 and self.taken > self.caught_up_at and self.waiting() > limit:
+        if limit >= 0 and self.taken > self.caught_up_at and self.waiting(asking) > limit:
             raise BufferError(
                 f"{type(self.pipe).__name__.lstrip('_')} buffer overflow in stage {self.stage}: more than {limit} "
                 "elements wait for the slowest child; read the children in step, raise buffer_size, or set it to -1 "
@@ -112,8 +112,8 @@ class _DemultiplexerRun(_SplitterRun):
             raise
         return range(int(number), int(number) + 1)
 
-    def waiting(self) -> int:
-        return sum(map(len, self.queues))
+    def waiting(self, asking: int) -> int:
+        return sum(map(len, self.queues)) - len(self.queues[asking])
 
 
 class _ChildRun(Run):
@@ -135,7 +135,7 @@ class _ChildRun(Run):
         queue, given, duplicate = main.queues[number], main.given, self.pipe.duplicate
         while True:
             while not queue:
-                if not main.pull():
+                if not main.pull(number):
                     return
             element = queue.popleft()[1]
             given[number] += 1
