@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "WorkerError",
     "WorkerTimeoutError",
     "brief",
+    "mask",
 ]
 
 
@@ -79,11 +81,28 @@ class UnpicklableStageError(GraphError):
 
 
 class ConfigError(GraphError, ValueError):
-    """A YAML graph is wrong; `file`, `line` and `column` (both from 1) say where."""
+    """A YAML graph is wrong; `file`, `line` and `column` (both from 1) say where.
+
+    When several things are wrong, `errors` holds one error for each, and the fields are those of the first.
+    """
 
     def __init__(self, message: str, file: str = "", line: int = 0, column: int = 0) -> None:
         super().__init__(f"{file}:{line}:{column}: {message}" if file else message)
         self.message, self.file, self.line, self.column = message, file, line, column
+        self._all: tuple[ConfigError, ...] = ()
+
+    @property
+    def errors(self) -> tuple[ConfigError, ...]:
+        return self._all or (self,)
+
+    @classmethod
+    def of(cls, errors: Sequence[ConfigError]) -> ConfigError:
+        """Return one error that stands for all of `errors`, in their order."""
+        first = errors[0]
+        whole = cls(first.message, first.file, first.line, first.column)
+        whole.args = ("\n".join(str(error) for error in errors),)
+        whole._all = tuple(errors)
+        return whole
 
 
 class StateError(PipesError, ValueError):
@@ -191,8 +210,17 @@ def brief(value: object, limit: int = 120) -> str:
         text = _SHORT.repr(value)
     except Exception:
         text = f"<{type(value).__name__}, whose repr fails>"
-    text = _SECRETS.sub(lambda found: f"{found.group(1) or ''}***", text)
+    text = mask(text)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def mask(text: str) -> str:
+    """Return `text` with what looks like a secret replaced by `***`.
+
+    >>> mask("secret_key: hush")
+    'secret_key: ***'
+    """
+    return _SECRETS.sub(lambda found: f"{found.group(1) or ''}***", text)
 
 
 _SHORT = reprlib.Repr()
