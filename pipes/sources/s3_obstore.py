@@ -95,7 +95,10 @@ class ObstoreTransport:
         if verify is None:
             verify = os.environ.get("AWS_CA_BUNDLE") or True
         if isinstance(verify, str):
-            client["root_certificate"] = Path(verify).read_bytes()
+            try:
+                client["root_certificate"] = Path(verify).read_bytes()
+            except OSError as error:
+                raise S3Failure("refused", f"the CA bundle cannot be read: {error}") from error
         elif not verify:
             client["allow_invalid_certificates"] = True
         self._store = S3Store(

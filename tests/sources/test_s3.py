@@ -3,6 +3,7 @@
 import json
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -15,6 +16,7 @@ from stage_contract import check_stage, start
 from pipes.errors import ChangedDataError, StateError, StoreNotFoundError, StorePermissionError
 from pipes.iter import IterableWrapper
 from pipes.sources.s3 import S3FileLister, S3FileLoader
+from pipes.sources.s3_client import S3Store
 from pipes.sources.s3_names import S3Url
 from pipes.sources.s3_options import S3Options
 from pipes.utils import StreamWrapper
@@ -33,18 +35,23 @@ def read(pair: tuple[str, StreamWrapper]) -> tuple[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def moto(moto_server: str) -> str:
+def moto(moto_server: str) -> Iterator[str]:
     client = boto3.client("s3", endpoint_url=moto_server)
     client.create_bucket(Bucket="pipes")
     for key in NAMES:
         client.put_object(Bucket="pipes", Key=key, Body=body_of(key))
     client.close()
-    return moto_server
+    kept = S3Store(S3Options(endpoint_url=moto_server))  # equal stores share its clients: making one takes long
+    assert len(list(kept.list("s3://pipes/"))) == len(NAMES)
+    yield moto_server
+    del kept
 
 
 @pytest.fixture(scope="module")
 def shared_server() -> Iterator[FaultServer]:
     with FaultServer() as server:
+        kept = S3Store(replace(UNSIGNED, endpoint_url=server.url))
+        assert list(kept.list("s3://bkt/")) == []
         yield server
 
 

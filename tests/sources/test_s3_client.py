@@ -39,13 +39,16 @@ def body_of(key: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def names_url(moto_server: str) -> str:
+def names_url(moto_server: str) -> Iterator[str]:
     client = boto3.client("s3", endpoint_url=moto_server)
     client.create_bucket(Bucket="names")
     for key in NAMES:
         client.put_object(Bucket="names", Key=key, Body=body_of(key))
     client.close()
-    return moto_server
+    kept = [S3Store(S3Options(endpoint_url=moto_server, client=client)) for client in ("auto", "boto3", "obstore")]
+    assert {len(list(store.list("s3://names/"))) for store in kept} == {len(NAMES)}
+    yield moto_server
+    del kept
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 1000])
@@ -109,6 +112,11 @@ def test_page_size_is_checked_before_anything_is_sent(page_size: int) -> None:
 @pytest.fixture(scope="module")
 def pattern_server() -> Iterator[FaultServer]:
     with FaultServer({"x": PATTERN, "small": PATTERN[:5000], "lines": b"one\r\ntwo\n\nlast"}) as server:
+        options = [
+            S3Options(endpoint_url=server.url, unsigned=True, client=each) for each in ("auto", "boto3", "obstore")
+        ]
+        kept = [S3Store(each) for each in options]
+        assert {len(list(store.list("s3://bkt/"))) for store in kept} == {3}
         yield server
 
 

