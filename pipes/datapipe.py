@@ -186,7 +186,7 @@ class IterDataPipe(ChainedIter[T_co], _Described, IterableDataset[T_co]):
         built_in = cls._make_run is not IterDataPipe._make_run or cls.run_class is not UserRun
         if cls._own_iter is None and built_in:
             cls._stage_maker, cls._stage_run_class = cls._make_run, cls.run_class
-        cls._own_iter = own
+        cls._own_iter, cls._levels = own, 5
         cls.__iter__ = _managed(own)  # type: ignore[method-assign]
         cls.run_class, cls._make_run = UserRun, _make_user_run  # type: ignore[method-assign]
 

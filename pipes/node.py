@@ -34,6 +34,8 @@ class Node:
     _shared: ClassVar[bool] = False
     _shards: ClassVar[bool] = False
     _iterable: ClassVar[bool] = True
+    # How many levels of Python's recursion limit one stage takes while it runs.
+    _levels: ClassVar[int] = 1
 
     @property
     def _label(self) -> str:
@@ -104,19 +106,19 @@ def stage_names(pipe: Node) -> dict[int, str]:
 
 
 def check_depth(last: Node, nodes: Sequence[Node]) -> None:
-    """Refuse a graph too deep to iterate: each stage takes one level of Python's recursion limit."""
+    """Refuse a graph that would run into Python's recursion limit."""
     limit = sys.getrecursionlimit()
-    if len(nodes) < limit // 2:
+    if sum(node._levels for node in nodes) < limit // 2:
         return
     depths: dict[int, int] = {}
     for node in nodes:
-        depths[id(node)] = 1 + max((depths.get(id(source), 0) for source in inputs_of(node)), default=0)
+        depths[id(node)] = node._levels + max((depths.get(id(source), 0) for source in inputs_of(node)), default=0)
     used, frame = 0, sys._getframe()
     while frame.f_back is not None:
         used, frame = used + 1, frame.f_back
     if depths[id(last)] + used + _SPARE_FRAMES > limit:
         raise GraphError(
-            f"the graph is {depths[id(last)]} stages deep, but Python's recursion limit of {limit} leaves room for "
+            f"the graph is {depths[id(last)]} calls deep, but Python's recursion limit of {limit} leaves room for "
             f"about {max(0, limit - used - _SPARE_FRAMES)}; merge stages (one .concat or .zip takes any number of "
             "pipes), or raise it with sys.setrecursionlimit"
         )

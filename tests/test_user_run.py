@@ -220,28 +220,18 @@ def before_and_after(cls: Callable[[Any], IterDataPipe[Any]], size: int = 9) -> 
     ]
 
 
-@pytest.mark.parametrize(
-    "cls",
-    [
-        Plain,
-        Stateless,
-        Summing,
-        Rounds,
-        ByNext,
-        SourceIterator,
-        Equal,
-        OwnPickle,
-        Nested,
-        lambda s: Strings(s, str),
-        lambda s: Twice(s, str),
-        lambda s: Shuffled(s, 4),
-        lambda s: ShuffledReplayed(s, 4),
-        lambda s: OwnBatches(s, 2),
-        lambda s: Product(s.header(3)),
-        lambda s: Named(s.batch(2)),
-        lambda s: Pairing(s, {"b": numbers(7).shuffle(2)}),
-    ],
-)
+FORMS: list[Any] = [Plain, Stateless, Summing, Rounds, ByNext, SourceIterator, Equal, OwnPickle, Nested]
+FORMS += [
+    lambda s: Strings(s, str),
+    lambda s: Twice(s, str),
+    lambda s: Shuffled(s, 4),
+    lambda s: ShuffledReplayed(s, 4),
+]
+FORMS += [lambda s: OwnBatches(s, 2), lambda s: Product(s.header(3)), lambda s: Named(s.batch(2))]
+FORMS += [lambda s: Pairing(s, {"b": numbers(7).shuffle(2)})]
+
+
+@pytest.mark.parametrize("cls", FORMS)
 def test_contract(cls: Any) -> None:
     for make in before_and_after(cls):
         check_stage(make, epochs=1, streams=(1, 2))

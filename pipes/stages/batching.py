@@ -56,6 +56,7 @@ class Batcher(IterDataPipe[DataChunk[T]]):
     """
 
     run_class = _BatcherRun
+    _levels = 2
     forms_batches = True
 
     def __init__(

@@ -156,6 +156,8 @@ class Shuffler(IterDataPipe[T]):
     (True, True)
     """
 
+    _levels = 2
+
     def __init__(self, datapipe: IterDataPipe[T], buffer_size: int = 10000, unbatch_level: int = 0) -> None:
         assert buffer_size > 0, f"buffer_size must be at least 1, not {buffer_size}"
         source = as_pipe(datapipe)
