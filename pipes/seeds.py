@@ -102,7 +102,8 @@ class KeyedGenerator:
 def seed_globals(key: int) -> None:
     """Seed the global generators of `random`, `numpy` and `torch` (CPU) from `key`."""
     random.seed(key)
-    np.random.seed([(key >> shift) & 0xFFFFFFFF for shift in (0, 32, 64, 96)])
+    # One word more than `random` gets: both run the same generator, and equal words would give equal draws.
+    np.random.seed([*((key >> shift) & 0xFFFFFFFF for shift in (0, 32, 64, 96)), 1])
     torch.default_generator.manual_seed((key ^ (key >> 64)) & 0xFFFFFFFFFFFFFFFF)
 
 

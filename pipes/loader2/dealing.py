@@ -69,12 +69,13 @@ class DealtSource(IterDataPipe[Any]):
     #: How this process gets element n of stream s; the loader or the worker sets it.
     fetch: Fetch
 
-    def __init__(self, upstream_length: int | None) -> None:
+    def __init__(self, upstream_length: int | str) -> None:
+        #: The number of elements over all streams, or why it is not known.
         self.upstream_length = upstream_length
 
     def _length(self, shard: Shard) -> int:
-        if self.upstream_length is None:
-            return super()._length(shard)
+        if isinstance(self.upstream_length, str):
+            raise TypeError(self.upstream_length)
         return max(0, -(-(self.upstream_length - shard[0]) // shard[1]))
 
 
@@ -155,9 +156,9 @@ def cut(graph: IterDataPipe[Any]) -> tuple[IterDataPipe[Any], IterDataPipe[Any] 
         with warnings.catch_warnings():
             # A stage that warns of its length only guesses it.
             warnings.simplefilter("error")
-            length: int | None = len(upstream)
-    except (TypeError, Warning):
-        length = None
+            length: int | str = len(upstream)
+    except (TypeError, Warning) as unknown:
+        length = str(unknown)
     return clone(graph, {id(point): DealtSource(length)}), upstream
 
 

@@ -29,7 +29,6 @@ class InProcessEngine:
         self._initial = graph if init_fn is None else init_fn(graph, self._info)
         self._reset_fn = reset_fn
         self._streams: dict[int, Stream] = {}
-        self._own: dict[int, GlobalGenerators] = {}
         self._turns = RoundRobin({})
         self._dealer: Dealer | None = None
         self.drew_above: str | None = None
@@ -59,11 +58,7 @@ class InProcessEngine:
             saved = GlobalGenerators.capture() if self._seeded else None
             try:
                 stream = self._open(number)
-                if stream.seeded and stream.given % stream.unit and number in self._own:
-                    self._own[number].restore()
                 output = stream.next()
-                if stream.seeded and stream.unit > 1:
-                    self._own[number] = GlobalGenerators.capture()
             except StopIteration:
                 self._turns.end()
                 continue
@@ -81,10 +76,7 @@ class InProcessEngine:
 
     def _open(self, number: int) -> Stream:
         if number not in self._streams:
-            stream = self._streams[number] = Stream(self._graph, self._plan, number, self._states[number])
-            if stream.seeded:
-                # Going to a state in mid-unit has left the generators where that unit's draws go on.
-                self._own[number] = GlobalGenerators.capture()
+            self._streams[number] = Stream(self._graph, self._plan, number, self._states[number], shares=True)
         return self._streams[number]
 
     def _take(self, stream: int, number: int) -> Any:
@@ -111,7 +103,6 @@ class InProcessEngine:
         for stream in self._streams.values():
             stream.close()
         self._streams.clear()
-        self._own.clear()
         if self._dealer is not None:
             self._dealer.close()
             self._dealer = None

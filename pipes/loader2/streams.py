@@ -25,7 +25,7 @@ import torch
 from pipes.datapipe import IterDataPipe, MapDataPipe
 from pipes.errors import StateError
 from pipes.run import Context, Node, Run, inputs_of, walk
-from pipes.seeds import derive_key, seed_globals
+from pipes.seeds import GlobalGenerators, derive_key, seed_globals
 from pipes.stages.filtering import Filter
 from pipes.stages.mapping import Mapper
 from pipes.stages.selecting import Enumerator, Header, Skipper
@@ -122,9 +122,20 @@ def describe(graph: IterDataPipe[Any], plan: Plan, number: int, captures: Captur
 
 
 class Stream:
-    """Runs stream `number` of an epoch from `start` on."""
+    """Runs stream `number` of an epoch from `start` on.
 
-    def __init__(self, graph: IterDataPipe[Any], plan: Plan, number: int, start: StreamState | None = None) -> None:
+    `shares` says that others in this process use the global generators between two outputs of this stream.
+    """
+
+    def __init__(
+        self,
+        graph: IterDataPipe[Any],
+        plan: Plan,
+        number: int,
+        start: StreamState | None = None,
+        *,
+        shares: bool = False,
+    ) -> None:
         start = start or StreamState()
         self.number = number
         self.ended = start.ended
@@ -135,6 +146,9 @@ class Stream:
         self._plan = plan
         self._context = plan.context(graph, number)
         self.seeded = calls_user(self._context.nodes)
+        # Where the draws of a unit of several outputs go on.
+        self._generators: GlobalGenerators | None = None
+        self._keeps_generators = shares and self.seeded and self.unit > 1
         self.last = self._context.names[id(graph)]
         if start.ended:
             self.given = start.given
@@ -175,6 +189,8 @@ class Stream:
             if self.seeded:
                 plan = self._plan
                 seed_globals(derive_key(plan.seed, plan.epoch, "unit", self.number, self.given // self.unit))
+        elif self._generators is not None:
+            self._generators.restore()
         try:
             element = next(self._iterator)
         except StopIteration:
@@ -185,6 +201,8 @@ class Stream:
             self._failed = True
             raise
         self.given += 1
+        if self._keeps_generators:
+            self._generators = GlobalGenerators.capture()
         return element
 
     def snapshot(self) -> Snapshot:

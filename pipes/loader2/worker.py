@@ -159,7 +159,9 @@ class _Worker:
         if number not in self._streams:
             if self._epoch_graph is None:
                 self._epoch_graph = self._reset_graph()
-            self._streams[number] = Stream(self._epoch_graph, self._plan, number, self._states[number])
+            self._streams[number] = Stream(
+                self._epoch_graph, self._plan, number, self._states[number], shares=len(self._states) > 1
+            )
             self._snapshots[number] = (self._streams[number].given, time.monotonic())
         return self._streams[number]
 

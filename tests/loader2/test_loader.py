@@ -1,0 +1,678 @@
+"""`DataLoader2` as a user meets it: order, epochs, seeds, exact resume, lengths, life cycle."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import random
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from loading import global_state, loader_of, take, through_json, with_draws
+
+from pipes import IterDataPipe, MapDataPipe
+from pipes.errors import StaleIteratorError, UnpicklableStageError
+from pipes.iter import IterableWrapper
+from pipes.loader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from pipes.map import SequenceWrapper
+
+pytestmark = pytest.mark.usefixtures("no_residue")
+
+N = 50
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def source() -> IterDataPipe[int]:
+    return IterableWrapper(range(N))
+
+
+GRAPHS: dict[str, Callable[[], IterDataPipe[Any]]] = {
+    "elements": lambda: source().sharding_filter(),
+    "shuffled names": lambda: source().shuffle(7).sharding_filter().map(with_draws),
+    "shuffled data": lambda: source().sharding_filter().shuffle(5).map(with_draws).batch(3),
+    "both": lambda: source().shuffle(7).sharding_filter().shuffle(4).map(with_draws).batch(4, drop_last=True),
+    "collated": lambda: source().sharding_filter().map(with_draws).batch(3).collate(),
+    "exact batches": lambda: source().shuffle(9).batch(4).sharding_filter().map(with_draws),
+    "filtered": lambda: source().sharding_filter().map(with_draws).filter(lambda x: x[0] % 3 > 0).batch(2),
+    "expanded": lambda: source().sharding_filter().flatmap(lambda x: [x] * (x % 3)).shuffle(5),
+    "keyed": lambda: source().sharding_filter().map(lambda x, rng: (x, rng.random()), rng=True).shuffle(6).batch(3),
+    "joined": lambda: source().zip(IterableWrapper(range(100, 100 + N))).shuffle(5).sharding_filter().batch(3),
+}
+
+
+def two_epochs(loader: DataLoader2[Any]) -> list[Any]:
+    return [plain(list(loader)), plain(list(loader))]
+
+
+class TestOrder:
+    @pytest.mark.parametrize("name", GRAPHS)
+    def test_it_is_the_same_for_any_number_of_workers(self, name: str) -> None:
+        make = GRAPHS[name]
+        for streams in (1, 3):
+            with loader_of(make(), 0, streams) as loader:
+                expected = two_epochs(loader)
+            for workers in (1, 2, 3)[: 3 if streams == 3 else 1]:
+                with loader_of(make(), workers, streams) as loader:
+                    assert two_epochs(loader) == expected, (workers, streams)
+
+    def test_streams_share_the_elements_out(self) -> None:
+        with loader_of(source().sharding_filter().batch(2), 2, 4) as loader:
+            batches = list(loader)
+        # stream s has s, s + 4, ...; a batch comes from each in turn
+        assert batches[:5] == [[0, 4], [1, 5], [2, 6], [3, 7], [8, 12]]
+        assert sorted(itertools.chain(*batches)) == list(range(N))
+
+    def test_epochs_differ_and_seeds_decide(self) -> None:
+        make = GRAPHS["both"]
+        runs = []
+        for seed in (1, 1, 2):
+            with loader_of(make(), 2, 2, seed=seed) as loader:
+                runs.append(two_epochs(loader))
+        assert runs[0] == runs[1]
+        elements = [[[x[0] for batch in epoch for x in batch] for epoch in run] for run in runs]
+        assert elements[0][0] != elements[0][1] != elements[2][1] != elements[2][0] != elements[0][0]
+        draws = [[tuple(x[1:]) for epoch in run for batch in epoch for x in batch] for run in (runs[0], runs[2])]
+        assert not set(draws[0]) & set(draws[1])
+
+    def test_seed_again_repeats_the_epochs(self) -> None:
+        with loader_of(GRAPHS["both"](), 2, 2, seed=5) as loader:
+            first = two_epochs(loader)
+            loader.seed(5)
+            assert loader.epoch == 0
+            assert two_epochs(loader) == first
+
+    def test_without_a_seed_torch_s_decides(self) -> None:
+        def run() -> list[Any]:
+            with DataLoader2(GRAPHS["both"]()) as loader:
+                return two_epochs(loader)
+
+        own = torch.initial_seed()
+        state = torch.default_generator.get_state()
+        try:
+            torch.manual_seed(5)
+            first = run()
+            torch.manual_seed(6)
+            other = run()
+            torch.manual_seed(5)
+            assert run() == first != other
+        finally:
+            torch.manual_seed(own)
+            torch.default_generator.set_state(state)
+
+    @pytest.mark.parametrize("seed", [-1, 2**64])
+    def test_a_seed_has_64_bits(self, seed: int) -> None:
+        loader = DataLoader2(source())
+        with pytest.raises(ValueError, match="2\\*\\*64"):
+            loader.seed(seed)
+        loader.seed(2**64 - 1)
+        assert len(list(loader)) == N
+        assert len(list(loader)) == N
+
+    def test_a_seed_in_mid_epoch_begins_with_the_next(self) -> None:
+        loader = loader_of(GRAPHS["shuffled data"](), seed=4)
+        expected = two_epochs(loader)
+        loader.seed(8)
+        iterator = iter(loader)
+        take(iterator, 3)
+        loader.seed(4)
+        for _ in iterator:
+            pass
+        assert two_epochs(loader) == expected
+
+
+class Ranks:
+    """Stands for torch.distributed: every loader made inside is that of one rank."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.patch = patch
+
+    def set(self, rank: int, world: int) -> None:
+        self.patch.setattr("pipes.loader2.loader._rank", lambda: (rank, world))
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    return Ranks(monkeypatch)
+
+
+class TestRanks:
+    def test_any_world_gives_the_same_global_order(self, ranks: Ranks) -> None:
+        make = GRAPHS["shuffled data"]
+        orders = {}
+        for world in (1, 2, 4):
+            parts = []
+            for rank in range(world):
+                ranks.set(rank, world)
+                with loader_of(make(), 0, 4) as loader:
+                    parts.append(plain(list(loader)))
+            orders[world] = [part for group in itertools.zip_longest(*parts) for part in group if part is not None]
+        assert orders[1] == orders[2] == orders[4]
+        assert len(orders[1]) == 18
+
+    def test_the_default_is_workers_times_ranks(self, ranks: Ranks) -> None:
+        ranks.set(1, 4)
+        assert loader_of(source(), 3).num_streams == 12
+        assert loader_of(source(), 0).num_streams == 4
+        with pytest.raises(ValueError, match="multiple of the world size 4"):
+            loader_of(source(), 3, 6)
+
+    def test_every_element_comes_once_over_ranks_and_workers(self, ranks: Ranks) -> None:
+        seen, orders = [], []
+        for rank in range(2):
+            ranks.set(rank, 2)
+            with loader_of(IterableWrapper(range(1000)).shuffle(1000).sharding_filter(), 3) as loader:
+                epochs = [list(loader), list(loader)]
+            seen += epochs[0]
+            orders.append(epochs)
+            assert epochs[0] != epochs[1]
+        assert sorted(seen) == list(range(1000))
+
+    def test_states_of_all_ranks_resume_in_another_world(self, ranks: Ranks) -> None:
+        make = GRAPHS["shuffled data"]
+        ranks.set(0, 1)
+        loader = loader_of(make(), 0, 4)
+        whole = [plain(list(loader)), plain(list(loader))]
+        states = []
+        for rank in range(2):
+            ranks.set(rank, 2)
+            loader = loader_of(make(), 0, 4)
+            take(iter(loader), 3)
+            states.append(through_json(loader.state_dict()))
+        ranks.set(0, 1)
+        with loader_of(make(), 2) as loader:
+            loader.load_state_dict(states)
+            assert two_epochs(loader) == [whole[0][6:], whole[1]]
+        with pytest.raises(ValueError, match=r"lacks streams \[1, 3\] of rank 0.*states of all ranks"):
+            loader.load_state_dict(states[0])
+
+
+class TestResume:
+    """D11: N=50 -> shuffle(7) -> shard -> map with draws -> batch 3, whatever the number of workers."""
+
+    STREAMS = 3
+
+    @staticmethod
+    def make() -> IterDataPipe[Any]:
+        return IterableWrapper(range(N)).shuffle(7).sharding_filter().map(with_draws).batch(3)
+
+    def clean(self) -> list[Any]:
+        with loader_of(self.make(), 0, self.STREAMS) as loader:
+            return two_epochs(loader)
+
+    @pytest.mark.parametrize(("workers", "then"), [(0, 1), (1, 3), (3, 0), (2, 2)])
+    def test_at_every_batch(self, workers: int, then: int) -> None:
+        expected = self.clean()
+        count = len(expected[0])
+        states = []
+        with loader_of(self.make(), workers, self.STREAMS, prefetch=4, snapshot_every=4) as loader:
+            iterator = iter(loader)
+            for k in range(count + 1):
+                state = loader.state_dict()
+                assert len(json.dumps(state)) < 100_000
+                states.append(through_json(state))
+                assert plain(next(iterator, None)) == (expected[0][k] if k < count else None)
+            states.append(through_json(loader.state_dict()))
+            assert loader.epoch == 1
+        with loader_of(self.make(), then, prefetch=4, seed=99) as loader:
+            for k, state in enumerate(states):
+                loader.load_state_dict(state)
+                assert loader.epoch == (0 if k <= count else 1)
+                assert loader.state_dict() == state
+                if k <= count:
+                    assert plain(list(loader)) == expected[0][k:], k
+                assert plain(list(loader)) == expected[1], k
+
+    def test_in_new_processes(self, tmp_path: Path) -> None:
+        expected = self.clean()
+        states = []
+        with loader_of(self.make(), 3, self.STREAMS) as loader:
+            iterator = iter(loader)
+            for _ in expected[0]:
+                states.append(loader.state_dict())
+                next(iterator)
+        script = tmp_path / "resume.py"
+        script.write_text(
+            textwrap.dedent("""
+            import json, random, sys, numpy, torch
+            from pipes.iter import IterableWrapper
+            from pipes.loader2 import DataLoader2, MultiProcessingReadingService
+            def with_draws(x):
+                return x, random.random(), float(numpy.random.rand()), torch.rand(1).item()
+            with_draws.__module__ = "loading"
+            graph = IterableWrapper(range(50)).shuffle(7).sharding_filter().map(with_draws).batch(3)
+            loader = DataLoader2(graph, reading_service=MultiProcessingReadingService(int(sys.argv[1])))
+            runs = []
+            for state in json.load(sys.stdin):
+                loader.load_state_dict(state)
+                runs.append([list(loader), list(loader)])
+            loader.shutdown()
+            print(json.dumps(runs))
+            """)
+        )
+        for workers in ("0", "2"):
+            found = subprocess.run(
+                [sys.executable, "-W", "error", str(script), workers],
+                input=json.dumps(states[::5]),
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            assert found.returncode == 0, found.stderr
+            assert json.loads(found.stdout) == [[expected[0][k:], expected[1]] for k in range(len(states))[::5]]
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_chains(self, workers: int) -> None:
+        expected = self.clean()[0]
+        with loader_of(self.make(), workers, self.STREAMS) as loader:
+            given: list[Any] = []
+            for count in (5, 4, 1, 0, 3):
+                iterator = iter(loader)
+                given += take(iterator, count)
+                state = through_json(loader.state_dict())
+                loader.load_state_dict(state)
+                assert loader.state_dict() == state
+            assert plain(given + list(loader)) == expected
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_a_load_after_iter_is_honoured(self, workers: int) -> None:
+        expected = self.clean()
+        with loader_of(self.make(), workers, self.STREAMS) as loader:
+            iterator = iter(loader)
+            take(iterator, 6)
+            state = through_json(loader.state_dict())
+            take(iterator, 2)
+            loader.load_state_dict(state)
+            with pytest.raises(StaleIteratorError, match="load_state_dict"):
+                next(iterator)
+            # an iterator that was never asked does not use the state up
+            iter(loader)
+            assert through_json(loader.state_dict())["streams"].keys() == state["streams"].keys()
+            assert two_epochs(loader) == [expected[0][6:], expected[1]]
+
+    def test_draws_above_a_buffer(self) -> None:
+        def make(rng: bool) -> IterDataPipe[Any]:
+            function: Any = (lambda x, rng: (x, rng.random())) if rng else (lambda x: (x, random.random()))
+            return source().sharding_filter().map(function, rng=rng).shuffle(7).batch(3)
+
+        for workers in (0, 2):
+            for rng in (True, False):
+                with loader_of(make(rng), workers, 2) as loader:
+                    expected = plain(list(loader))
+                    loader.seed(3)
+                    take(iter(loader), 5)
+                    with warnings.catch_warnings(record=True) as caught:
+                        warnings.simplefilter("always")
+                        state = loader.state_dict()
+                        loader.state_dict()
+                    told = [str(warning.message) for warning in caught]
+                    loader.load_state_dict(state)
+                    rest = plain(list(loader))
+                assert [[x[0] for x in batch] for batch in rest] == [[x[0] for x in batch] for batch in expected[5:]]
+                if rng:
+                    assert not told
+                    assert rest == expected[5:]
+                else:
+                    assert len(told) == 1
+                    assert "above stage 3:Shuffler draw from the global generators" in told[0]
+                    assert "rng=True" in told[0]
+
+    def test_functions_that_draw_nothing_or_below_the_buffer_are_not_told(self) -> None:
+        make = source().sharding_filter().map(str).shuffle(7).map(with_draws).batch(3)
+        with loader_of(make, 2, 2) as loader:
+            take(iter(loader), 3)
+            loader.state_dict()
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_large_elements_are_not_in_the_state(self, workers: int) -> None:
+        pipe = IterableWrapper(range(20_000)).map(lambda x: bytes(100_000)).shuffle(10_000).sharding_filter()
+        with loader_of(pipe.map(len), 0, 1) as loader:
+            take(iter(loader), 30)
+            assert len(json.dumps(loader.state_dict())) < 100_000
+
+    def test_the_source_is_iterated_once_a_load(self) -> None:
+        opened = []
+
+        class Source:
+            def __iter__(self) -> Any:
+                opened.append(1)
+                return iter(range(N))
+
+        make = IterableWrapper(Source(), deepcopy=False).sharding_filter().shuffle(7).batch(3)
+        loader = loader_of(make)
+        expected = list(loader)
+        loader.seed(3)
+        take(iter(loader), 9)
+        state = loader.state_dict()
+        opened.clear()
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        assert list(loader) == expected[9:]
+        assert opened == [1]
+
+    @pytest.mark.parametrize("place", ["above", "below"])
+    def test_a_million_elements_are_not_replayed(self, place: str, tmp_path: Path) -> None:
+        count, size, at = 1_000_000, 100, 9_000
+        log = tmp_path / "calls"
+
+        class Source(MapDataPipe[int]):
+            def __len__(self) -> int:
+                return count
+
+            def __getitem__(self, index: int) -> int:
+                with log.open("ab") as file:
+                    file.write(b".")
+                return index
+
+        def called(element: int) -> int:
+            with log.open("ab") as file:
+                file.write(b".")
+            return element
+
+        def graph(source: Any, function: Any) -> IterDataPipe[Any]:
+            pipe = source.to_iter_datapipe()
+            if place == "above":
+                return pipe.map(function).shuffle(1000).sharding_filter().map(function).batch(size)
+            return pipe.sharding_filter().map(function).shuffle(1000).map(function).batch(size)
+
+        # an equal graph without the cost tells where the run stands and what follows
+        light = loader_of(graph(SequenceWrapper(range(count)), abs), 0, 2)
+        iterator = iter(light)
+        for _ in itertools.islice(iterator, at):
+            pass
+        state = json.loads(json.dumps(light.state_dict()).replace("0:SequenceWrapper", "0:Source"))
+        expected = take(iterator, 10)
+        for workers in (0, 2):
+            with loader_of(graph(Source(), called), workers, 2, prefetch=1) as loader:
+                state["graph"] = loader.state_dict()["graph"]
+                log.write_bytes(b"")
+                loader.load_state_dict(state)
+                assert take(iter(loader), 10) == expected
+            assert 2000 <= log.stat().st_size <= 15_000
+
+
+class TestLength:
+    @pytest.mark.parametrize("streams", [1, 3, 4])
+    @pytest.mark.parametrize("count", [0, 1, 3, 10, 50])
+    def test_it_is_what_comes(self, streams: int, count: int) -> None:
+        def source() -> IterDataPipe[int]:
+            return IterableWrapper(range(count))
+
+        graphs = [
+            source().sharding_filter().batch(4),
+            source().sharding_filter().batch(4, drop_last=True),
+            source().batch(4).sharding_filter(),
+            source().batch(4),
+            source().shuffle(5).batch(2).map(len).header(3),
+            source().zip(source()).batch(3),
+            source().sharding_filter().enumerate().skip(1),
+        ]
+        for graph in graphs:
+            for sharding in ("auto", "replicate"):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", UserWarning)
+                    loader = loader_of(graph, 0, streams, sharding=sharding)
+                    assert len(loader) == len(list(loader)), (repr(graph), sharding)
+
+    def test_unknown_names_the_stage(self) -> None:
+        loader = loader_of(source().sharding_filter().filter(lambda x: x > 3).batch(2), 0, 2)
+        with pytest.raises(TypeError, match=r"Filter.*has no length"):
+            len(loader)
+        loader = loader_of(IterableWrapper(iter(range(9))).batch(2), 0, 2)
+        with pytest.raises(TypeError, match=r"IterableWrapper .built at .*test_loader.py.*range_iterator"):
+            len(loader)
+
+
+class TestSmallData:
+    @pytest.mark.parametrize("workers", [0, 1, 3])
+    @pytest.mark.parametrize("count", [0, 1, 2, 5])
+    def test_fewer_elements_than_workers_or_streams(self, workers: int, count: int) -> None:
+        for streams in (3, 6):
+            with loader_of(IterableWrapper(range(count)).shuffle().sharding_filter(), workers, streams) as loader:
+                assert sorted(loader) == list(range(count))
+                state = through_json(loader.state_dict())
+                assert sorted(loader) == list(range(count))
+                loader.load_state_dict(state)
+                assert loader.epoch == 1
+                assert sorted(loader) == list(range(count))
+
+    def test_more_workers_than_streams_are_not_started(self) -> None:
+        with loader_of(source().sharding_filter(), 3, 2) as loader:
+            assert sorted(loader) == list(range(N))
+            assert len(loader.stats()["workers"]) == 2
+
+
+class TestAutomaticSharding:
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_nothing_comes_twice(self, workers: int) -> None:
+        two = source().fork(2)
+        graphs = [
+            source().map(abs).batch(3).unbatch(),
+            source().concat(IterableWrapper(range(N, 80))),
+            source().mux(IterableWrapper(range(N, 2 * N))),
+            source().zip(IterableWrapper(range(N))).map(lambda pair: pair[0]),
+            two[0].zip(two[1]).map(lambda pair: pair[0]),
+        ]
+        for graph in graphs:
+            expected = sorted(loader_of(graph, 0, 1))
+            with loader_of(graph, workers, 2) as loader:
+                with pytest.warns(UserWarning, match="no sharding_filter, so it is split after stage") as caught:
+                    assert sorted(loader) == expected
+                assert len(caught) == 1
+                assert sorted(loader) == expected
+
+    def test_replicate_gives_all_to_every_stream(self) -> None:
+        with loader_of(source(), 2, 2, sharding="replicate") as loader:
+            assert sorted(loader) == sorted([*range(N), *range(N)])
+            assert len(loader) == 2 * N
+
+    def test_other_words_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="'auto' or 'replicate'"):
+            loader_of(source(), sharding="none")
+
+
+class Pair:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+class TestShipping:
+    def test_what_cannot_travel_is_refused_when_the_loader_is_built(self) -> None:
+        lock = threading.Lock()
+
+        class Holder(IterDataPipe[int]):
+            def __init__(self, datapipe: Any) -> None:
+                self.datapipe, self.guard = datapipe, lock
+
+            def __iter__(self) -> Any:
+                yield from self.datapipe
+
+        with pytest.raises(UnpicklableStageError, match=r"stage 1:Holder.*guard.*lock"):
+            loader_of(source().then(Holder).batch(2), 1)
+        with pytest.raises(UnpicklableStageError, match=r"stage 1:Mapper.*fn.*'lock'"):
+            loader_of(source().map(lambda x: (lock, x)[1]), 1)
+        assert len(list(loader_of(source().map(lambda x: (lock, x)[1])))) == N
+
+    def test_closures_and_classes_of_the_script_travel(self) -> None:
+        offset = 100
+
+        with loader_of(source().sharding_filter().map(lambda x: Pair(x + offset)), 2) as loader:
+            pairs = list(loader)
+        assert [pair.value for pair in pairs] == list(range(100, 100 + N))
+        assert {type(pair) for pair in pairs} == {Pair}
+
+    def test_what_is_no_pipe_is_refused(self) -> None:
+        with pytest.raises(TypeError, match="graph of pipes, not a list"):
+            DataLoader2([1, 2])  # type: ignore[arg-type]
+
+    def test_map_pipes_and_adapters(self) -> None:
+        pipe = SequenceWrapper([3, 4, 5])
+        assert list(DataLoader2(pipe)) == [3, 4, 5]
+        loader = DataLoader2(pipe, lambda graph: graph.map(str))
+        assert list(loader) == ["3", "4", "5"]
+        loader = DataLoader2(pipe, [lambda graph: graph.map(str), lambda graph: graph.batch(2)])
+        assert list(loader) == [["3", "4"], ["5"]]
+
+    def test_later_changes_to_the_pipe_do_not_reach_the_loader(self) -> None:
+        pipe = source().batch(5)
+        loader = DataLoader2(pipe)
+        pipe.batch_size = 1
+        assert len(list(loader)) == 10
+        assert len(list(pipe)) == N
+
+
+class TestLifeCycle:
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_breaking_off_begins_the_next_epoch(self, workers: int) -> None:
+        make = GRAPHS["shuffled data"]
+        with loader_of(make(), workers, 2) as loader:
+            expected = [plain(list(loader)) for _ in range(3)]
+            loader.seed(3)
+            for batch in loader:
+                assert plain(batch) == expected[0][0]
+                break
+            assert loader.epoch == 0
+            for batch in loader:
+                assert plain(batch) == expected[1][0]
+                break
+            assert loader.epoch == 1
+            iterator = iter(loader)
+            assert plain(take(iterator, 2)) == expected[2][:2]
+            iter(loader)
+            with pytest.raises(StaleIteratorError, match="iter"):
+                next(iterator)
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_an_iterator_that_was_never_asked_shares_its_epoch(self, workers: int) -> None:
+        with loader_of(GRAPHS["shuffled data"](), workers, 2) as loader:
+            first = plain(list(loader))
+            loader.seed(3)
+            kept = iter(loader)
+            iter(loader)
+            assert plain(list(loader)) == first
+            assert loader.epoch == 1
+            with pytest.raises(StaleIteratorError):
+                next(kept)
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_an_ended_iterator_stays_ended(self, workers: int) -> None:
+        with loader_of(source().sharding_filter(), workers) as loader:
+            iterator = iter(loader)
+            assert len(list(iterator)) == N
+            assert [next(iterator, None), next(iterator, None)] == [None, None]
+            assert loader.epoch == 1
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_an_exception_in_the_loop_leaves_the_loader_usable(self, workers: int) -> None:
+        with loader_of(source().sharding_filter(), workers) as loader:
+
+            def loop() -> None:
+                for element in loader:
+                    assert element != 3
+
+            with pytest.raises(AssertionError):
+                loop()
+            assert len(list(loader)) == N
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_shutdown(self, workers: int) -> None:
+        loader = loader_of(source().sharding_filter(), workers)
+        iterator = iter(loader)
+        take(iterator, 3)
+        loader.shutdown()
+        loader.shutdown()
+        with pytest.raises(StaleIteratorError, match="shut down"):
+            next(iterator)
+        with pytest.raises(RuntimeError, match="shut down"):
+            iter(loader)
+
+    def test_a_dropped_loader_ends_its_workers(self) -> None:
+        loader = loader_of(source().sharding_filter(), 2)
+        take(iter(loader), 3)
+        del loader
+        gc.collect()
+
+    def test_shutdown_while_another_thread_waits(self) -> None:
+        def slow(element: int) -> int:
+            import time
+
+            time.sleep(60)
+            return element
+
+        loader = loader_of(source().sharding_filter().map(slow), 2)
+        iterator = iter(loader)
+        stopper = threading.Timer(0.5, loader.shutdown)
+        stopper.start()
+        with pytest.raises(RuntimeError, match="shut down"):
+            next(iterator)
+        stopper.join()
+
+    def test_shutdown_in_another_thread_twice(self) -> None:
+        loader = loader_of(source().sharding_filter(), 2)
+        take(iter(loader), 3)
+        threads = [threading.Thread(target=loader.shutdown) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_main_s_generators_do_not_move(self, workers: int) -> None:
+        np.random.rand(), random.random(), torch.rand(1)
+        before = global_state()
+        with loader_of(GRAPHS["both"](), workers, 2) as loader:
+            take(iter(loader), 3)
+            loader.load_state_dict(loader.state_dict())
+            list(loader)
+            assert global_state() == before
+
+    def test_two_loaders_in_step(self) -> None:
+        service = InProcessReadingService()
+        loaders = [DataLoader2(GRAPHS["both"](), reading_service=service, num_streams=2) for _ in range(2)]
+        for loader in loaders:
+            loader.seed(1)
+        assert all(plain(a) == plain(b) for a, b in zip(*loaders, strict=True))
+
+    def test_repr_says_what_it_runs(self) -> None:
+        text = repr(loader_of(source().batch(3), 0, 2))
+        assert "num_streams=2" in text
+        assert "Batcher" in text
+
+    def test_stats(self) -> None:
+        with loader_of(source().sharding_filter().batch(5), 2) as loader:
+            assert loader.stats()["batches"] == 0
+            list(loader)
+            stats = loader.stats()
+            assert (stats["batches"], stats["copied_batches"], stats["restarts"]) == (10, 0, 0)
+            assert stats["bytes"] > 0
+            assert len(stats["workers"]) == 2
+
+
+def test_the_service_s_options_are_checked() -> None:
+    for options, message in [
+        ({"num_workers": -1}, "num_workers"),
+        ({"multiprocessing_context": "thread"}, "forkserver, spawn, fork"),
+        ({"on_worker_death": "ignore"}, "restart"),
+        ({"timeout": 0}, "timeout"),
+        ({"prefetch": 0}, "prefetch"),
+        ({"snapshot_every": 0}, "snapshot_every"),
+        ({"max_bytes_in_flight": 0}, "max_bytes_in_flight"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            MultiProcessingReadingService(**options)  # type: ignore[arg-type]
