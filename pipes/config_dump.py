@@ -19,6 +19,7 @@ from pipes.datapipe import IterDataPipe, MapDataPipe
 from pipes.errors import ConfigError, brief
 from pipes.node import Node, inputs_of
 from pipes.stages.shuffling import Shuffler
+from pipes.stages.wrapping import IterableWrapper
 
 __all__ = ["dump_graph"]
 
@@ -160,6 +161,8 @@ class _Writer:
         settings = _Inline()
         for place, each in enumerate(takes):
             kept = self._kept(pipe, each)
+            if isinstance(pipe, IterableWrapper) and type(kept) is str:
+                kept = list(kept)  # a text where a list is meant is refused when it is read
             if place == 0 and main is not None:
                 if each.kind is not Kind.VAR_POSITIONAL or len(kept) == 1:
                     continue

@@ -200,6 +200,11 @@ def _notes(nodes: list[Node], stages: list[StageReport], point: Node | None, abo
             f"There is no sharding_filter, so the graph is split right behind {names[id(point)]}: every stream runs "
             "all that is above it. Put sharding_filter where elements are still names."
         )
+    if any(node._shards and any(each._shards for each in walk(node)[:-1]) for node in nodes):
+        notes.append(
+            "A shard point stands below another one: unless they split by different groups, a stream gets a share of its "
+            "share and the rest is lost. Keep the first."
+        )
     heavy = [names[id(node)] for node in nodes if id(node) in above and _calls_user(node)]
     if heavy:
         notes.append(

@@ -61,6 +61,13 @@ def test_functions_above_the_shard_point_are_pointed_out() -> None:
     assert notes[0].startswith("map: above the shard point")
 
 
+def test_two_shard_points_on_one_path_are_pointed_out() -> None:
+    notes = describe_graph(IterableWrapper([1]).sharding_filter().batch(2).sharding_filter()).notes
+    assert [note.partition(":")[0] for note in notes] == ["A shard point stands below another one"]
+    a, b = IterableWrapper([1]).sharding_filter(), IterableWrapper([2]).sharding_filter()
+    assert describe_graph(a.zip(b)).notes == []
+
+
 def test_unknown_lengths_say_why() -> None:
     report = describe_graph(IterableWrapper(range(9)).filter(bool).header(3).cycle())
     found = stages(report)
