@@ -28,8 +28,10 @@ LIMIT = 30.0
 @pytest.fixture(autouse=True)
 def _leaves_nothing() -> Iterator[None]:
     # The full `no_residue` takes half a second a test; `worker` waits for its process itself.
-    before = len(os.listdir("/proc/self/fd"))
+    before, threads = len(os.listdir("/proc/self/fd")), torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
+    torch.set_num_threads(threads)
     assert len(os.listdir("/proc/self/fd")) == before
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("pipes-")]
 
@@ -40,8 +42,9 @@ def die() -> None:
 
 def batch_number(number: int, rows: int = 8) -> Any:
     """A batch with a stack in the slab, an array copied into it, and inline leaves, all equal to `number`."""
-    batch = default_collate([{"x": torch.full((40, 100), number), "y": number, "name": str(number)}] * rows)
-    return {**batch, "more": torch.full((30_000 + 100 * (number % 7),), float(number))}
+    image = torch.full((45, 100), number, dtype=torch.int16)
+    batch = default_collate([{"x": image, "y": number, "name": str(number)}] * rows)
+    return {**batch, "more": torch.full((17_000 + 100 * (number % 7),), float(number))}
 
 
 def check(batch: Any, number: int) -> None:
