@@ -202,8 +202,8 @@ def _notes(nodes: list[Node], stages: list[StageReport], point: Node | None, abo
         )
     if any(node._shards and any(each._shards for each in walk(node)[:-1]) for node in nodes):
         notes.append(
-            "A shard point stands below another one: unless they split by different groups, a stream gets a share of its "
-            "share and the rest is lost. Keep the first."
+            "A shard point stands below another one: unless they split by different groups, a stream gets a share of "
+            "its share and the rest is lost. Keep the first."
         )
     heavy = [names[id(node)] for node in nodes if id(node) in above and _calls_user(node)]
     if heavy:
