@@ -196,7 +196,7 @@ class ChannelClosed(WorkerError, EOFError):
 
 _SECRETS = re.compile(
     r"(?i)(x-amz-(?:signature|credential|security-token)=|(?:secret|token|password|passwd|api_?key|access_?key)[^=:\s]{0,20}"
-    r"['\"]?\s*[=:]\s*['\"]?|://[^/\s:@]*:)[^\s&'\",@]+|\b(?:AKIA|ASIA)[A-Z0-9]{12,}"
+    r"['\"]?\s*[=:]\s*['\"]?)[^\s&'\",@]+|(://[^/\s:@]*:)[^\s/@]+(?=@)|\b(?:AKIA|ASIA)[A-Z0-9]{12,}"
 )
 
 
@@ -220,7 +220,7 @@ def mask(text: str) -> str:
     >>> mask("secret_key: hush")
     'secret_key: ***'
     """
-    return _SECRETS.sub(lambda found: f"{found.group(1) or ''}***", text)
+    return _SECRETS.sub(lambda found: f"{found[1] or found[2] or ''}***", text)
 
 
 _SHORT = reprlib.Repr()
