@@ -5,10 +5,11 @@ from __future__ import annotations
 import array
 import fcntl
 import os
+import select
 import socket
 import tempfile
 
-__all__ = ["PIDFD", "open_pidfd", "receive", "send", "unnamed_file"]
+__all__ = ["PIDFD", "is_ready", "open_pidfd", "receive", "send", "unnamed_file"]
 
 #: Linux 5.3 and later; macOS has none.
 PIDFD = hasattr(os, "pidfd_open")
@@ -29,6 +30,13 @@ def open_pidfd(pid: int) -> int | None:
     except OSError:
         # An old kernel, a sandbox that forbids it, or the process is gone already.
         return None
+
+
+def is_ready(descriptor: int, seconds: float = 0.0) -> bool:
+    """Wait up to `seconds` until `descriptor` can be read, or its other side is gone."""
+    poll = select.poll()  # select.select() takes no descriptor above 1023
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 def send(sock: socket.socket, data: bytes, descriptors: list[int]) -> None:

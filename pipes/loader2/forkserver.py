@@ -32,6 +32,7 @@ from multiprocessing import spawn
 from typing import NoReturn
 
 from pipes.loader2 import descriptors, guard
+from pipes.loader2.interrupts import held
 
 __all__ = ["EXIT_CODE", "Server", "serve", "spawn_interpreter"]
 
@@ -86,11 +87,14 @@ class Server:
 
     def start(self) -> None:
         """Start the server if it is not running, without waiting for it."""
-        with self._lock:
+        with held(), self._lock:
             self._start()
 
-    def request(self, worker: socket.socket) -> tuple[int, int | None, socket.socket]:
-        """Fork a worker that owns a copy of `worker`; return its pid, its pidfd and the socket of its exit code."""
+    def request(self, worker: socket.socket, interrupt: held) -> tuple[int, int | None, socket.socket]:
+        """Fork a worker that owns a copy of `worker`; return its pid, its pidfd and the socket of its exit code.
+
+        To be called while interrupts are held; lets `interrupt` through while it waits.
+        """
         for _ in range(2):
             ours, theirs = socket.socketpair()
             try:
@@ -100,6 +104,9 @@ class Server:
                     assert self._control is not None
                     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                         descriptors.send(self._control, b"F", [worker.fileno(), theirs.fileno()])
+                # The first answer takes seconds, while the server imports.
+                while not descriptors.is_ready(ours.fileno(), 0.05):
+                    interrupt.deliver()
                 data, found = descriptors.receive(ours, PID.size, 1)
                 if data:
                     pid: int = PID.unpack(data)[0]
@@ -126,7 +133,7 @@ class Server:
         self._control = self.pid = None
 
     def _discard(self, pid: int | None) -> None:
-        with self._lock:
+        with held(), self._lock:
             if pid is not None and pid == self.pid:
                 assert self._control is not None
                 self._control.close()

@@ -75,7 +75,7 @@ class Watched:
     def has_ended(self) -> bool:
         if self.pidfd is None:
             return os.getppid() != self.pid
-        return bool(select.select([self.pidfd], [], [], 0)[0])
+        return descriptors.is_ready(self.pidfd)
 
     def wait_then_exit(self, cancel: int | None = None) -> None:
         """Return when `cancel` becomes readable, end this process when the watched one has ended."""
@@ -122,11 +122,9 @@ def run(sock: socket.socket, parent: int) -> NoReturn:
     code = 1
     try:
         siblings = set(multiprocessing.active_children())
-        start = _set_up(sock, parent)
-        if start is not None:
-            code = _work(sock, start)
-            for process in set(multiprocessing.active_children()) - siblings:
-                process.terminate()
+        code = _work(sock, parent)
+        for process in set(multiprocessing.active_children()) - siblings:
+            process.terminate()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -136,13 +134,19 @@ def run(sock: socket.socket, parent: int) -> NoReturn:
         os._exit(code)
 
 
-def _work(sock: socket.socket, start: Start) -> int:
+def _work(sock: socket.socket, parent: int) -> int:
     try:
+        start = _set_up(sock, parent)
+        if start is None:
+            return 1
         start.surroundings.apply()
         target: Callable[[socket.socket, bytes], Any] = unship(start.target)
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(1)
-        target(sock, start.payload)
+        # The payload may be large: nothing here holds on to it while the target works.
+        payload = [start.payload]
+        del start
+        target(sock, payload.pop())
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
@@ -188,7 +192,7 @@ def _die_with_last_writer(pipe: int) -> None:
         fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
-        if select.select([pipe], [], [], 0)[0]:
+        if descriptors.is_ready(pipe):
             os._exit(1)
 
 
@@ -211,6 +215,9 @@ def _set_up_streams(given: dict[str, int]) -> None:
         if slot in given:
             os.dup2(given[slot], descriptor)
             os.close(given[slot])
+    with contextlib.suppress(Exception):
+        # A worker may be killed at any time: what it printed should be seen.
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
 def readable_stack(dump: str) -> str:

@@ -22,12 +22,12 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import select
 import signal
 import socket
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -37,6 +37,7 @@ from typing import Any, Literal, get_args
 from pipes.errors import WorkerError
 from pipes.loader2 import descriptors, guard
 from pipes.loader2.forkserver import EXIT_CODE, Server, spawn_interpreter
+from pipes.loader2.interrupts import held
 from pipes.loader2.shipping import ship
 from pipes.loader2.surroundings import Surroundings
 
@@ -135,7 +136,7 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Kill the worker if it lives, reap it, close every descriptor; may be called twice."""
-        with self._lock:
+        with held(), self._lock:
             if self._closed:
                 return
             if self.pid:
@@ -202,7 +203,7 @@ class WorkerProcess:
         if self._pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            select.select([self._pidfd], [], [], _PATIENCE)
+            descriptors.is_ready(self._pidfd, _PATIENCE)
         return -signal.SIGKILL
 
 
@@ -231,23 +232,23 @@ def start_worker(
     was initialised, and when the process cannot be started.
     """
     _check(method)
-    with ExitStack() as cleanup:
-        ours, theirs = socket.socketpair()
-        cleanup.callback(theirs.close)
-        stack = descriptors.unnamed_file(append=True)
-        worker = WorkerProcess(name, number, ours, stack)
-        with contextlib.ExitStack() as on_error:
+    with ExitStack() as on_error:
+        with held() as interrupt, ExitStack() as cleanup:
+            ours, theirs = socket.socketpair()
+            cleanup.callback(theirs.close)
+            worker = WorkerProcess(name, number, ours, descriptors.unnamed_file(append=True))
             on_error.callback(worker.close)
             _workers.add(worker)
             start = guard.Start(name, number, Surroundings.of_this_process(), ship(target), payload)
             given, alive = _descriptors_to_give(method, start, worker, cleanup)
             if method == "forkserver":
-                worker._adopt_from_server(*_server.request(theirs))
+                worker._adopt_from_server(*_server.request(theirs, interrupt))
             else:
                 _start_child(worker, theirs, method, given, alive)
             with contextlib.suppress(BrokenPipeError):
                 _send_start(ours, given)
-            on_error.pop_all()
+        # An interrupt that was held came out above, and closed the worker.
+        on_error.pop_all()
     return worker
 
 
@@ -356,7 +357,10 @@ def _start_child(
     # Until the child has set itself up, neither Ctrl-C nor a request for its stack may end it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, guard.BLOCKED_AT_START)
     try:
-        pid = os.fork()
+        with warnings.catch_warnings():
+            # From Python 3.12 on, forking with threads warns; as an error that would lose the child that was forked.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
         if pid == 0:
             # What it is given comes over the socket; main's own descriptors of the worker are closed by the fork hook.
             for descriptor in (given["start"], given.get("main"), given.get("death"), given.get("alive"), alive):

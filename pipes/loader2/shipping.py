@@ -35,6 +35,9 @@ BIG = 64 * 2**20
 
 # Whether a module is pickled by value is a setting of the whole process in cloudpickle.
 _lock = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    # A worker forked while another thread ships must find neither this lock nor cloudpickle's own taken.
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def ship(obj: Any, label: str = "") -> bytes:

@@ -23,6 +23,8 @@ from pipes.loader2.shipping import ship, unship
 
 METHODS = ["forkserver", "spawn", "fork"]
 every_method = pytest.mark.parametrize("method", METHODS)
+# Under spawn every worker imports torch anew, which takes seconds.
+quick_methods = pytest.mark.parametrize("method", ["forkserver", "fork"])
 
 
 pytestmark = pytest.mark.usefixtures("warm_forkserver", "no_residue")
@@ -77,7 +79,7 @@ def hold_the_interpreter_lock(sock: socket.socket, payload: bytes) -> None:
     ctypes.PyDLL(None).sleep(60)
 
 
-@every_method
+@quick_methods
 @pytest.mark.parametrize(
     ("end", "code"),
     [
@@ -105,7 +107,7 @@ def test_exit_code(method: str, end: object, code: int, capfd: pytest.CaptureFix
     assert ("ZeroDivisionError" in capfd.readouterr().err) == (end.__code__.co_consts == (None, 1, 0))
 
 
-@every_method
+@quick_methods
 def test_large_payload_comes_whole(method: str) -> None:
     payload = os.urandom(1 << 20) * 40
     assert run(method, return_payload, payload) == (payload, 0)
@@ -249,7 +251,7 @@ def test_forked_child_of_main_lets_go() -> None:
             os.waitpid(child, 0)
 
 
-@every_method
+@quick_methods
 def test_stack_of_a_worker_in_python(method: str) -> None:
     def spin(sock: socket.socket, payload: bytes) -> None:
         sock.sendall(b"r")
@@ -294,7 +296,7 @@ def test_stack_requests_while_a_worker_starts_never_end_it(method: str) -> None:
     worker.close()
 
 
-@every_method
+@quick_methods
 def test_close_ends_a_stuck_worker(method: str) -> None:
     worker = start(method, hold_the_interpreter_lock)
     worker.sock.recv(1)
@@ -303,7 +305,7 @@ def test_close_ends_a_stuck_worker(method: str) -> None:
     assert not worker.is_alive()
 
 
-@every_method
+@quick_methods
 def test_dropped_worker_is_ended(method: str) -> None:
     worker = start(method, wait_for_end)
     pid = worker.pid
@@ -312,7 +314,7 @@ def test_dropped_worker_is_ended(method: str) -> None:
         os.kill(pid, 0)
 
 
-@every_method
+@quick_methods
 def test_sentinel_and_join(method: str) -> None:
     worker = start(method, wait_for_end)
     assert not worker.join(0.05)
@@ -324,7 +326,7 @@ def test_sentinel_and_join(method: str) -> None:
     worker.close()
 
 
-@every_method
+@quick_methods
 def test_worker_outlives_the_thread_that_started_it(method: str) -> None:
     workers: list[process.WorkerProcess] = []
     thread = threading.Thread(target=lambda: workers.append(start(method, wait_for_end)))
@@ -339,7 +341,7 @@ def test_worker_outlives_the_thread_that_started_it(method: str) -> None:
     worker.close()
 
 
-@every_method
+@quick_methods
 def test_start_while_threads_hold_locks(method: str) -> None:
     stop, lock = threading.Event(), threading.Lock()
     logger = logging.getLogger("pipes.test.busy")
@@ -381,7 +383,7 @@ def test_output_goes_where_mains_goes_now(method: str, capfd: pytest.CaptureFixt
     assert tuple(capfd.readouterr()) == ("out of fd 1", "out of fd 2")
 
 
-@every_method
+@quick_methods
 def test_processes_started_inside_a_worker(method: str) -> None:
     def look(_: bytes) -> tuple[str, int]:
         output = subprocess.run([sys.executable, "-c", "print(6 * 7)"], capture_output=True, text=True, check=True)

@@ -53,12 +53,12 @@ def check(method):
     assert type(error) is Trouble and error.args == ("bad", 1) and "in fail" in str(error.__cause__)
     assert (cwd, path) == (os.getcwd(), sys.path)
     worker.close()
-for method in ("forkserver", "spawn", "fork"):
+methods = os.environ["TEST_METHODS"].split(",")
+for method in methods:
     check(method)
 offset = 6
 os.mkdir("below"); os.chdir("below"); sys.path.append("/somewhere/else")
-for method in ("forkserver", "spawn", "fork"):
-    check(method)
+check(methods[0])
 os.write(1, b"good\\n")
 """
 
@@ -72,29 +72,29 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_ways_to_run_a_script(folder: Path) -> None:
-    ways: dict[str, tuple[list[str], str]] = {
-        "file in another folder": (["elsewhere/script.py"], ""),
-        "-c": (["-c", SCRIPT], ""),
-        "stdin": (["-"], SCRIPT),
-        "-m": (["-m", "module"], ""),
-        "typed": (["-i", "-q"], "exec(open('../module.py').read())\n"),
+    ways: dict[str, tuple[list[str], str, str]] = {
+        "file in another folder": (["elsewhere/script.py"], "", "forkserver,spawn,fork"),
+        "-c": (["-c", SCRIPT], "", "forkserver,fork"),
+        "stdin": (["-"], SCRIPT, "forkserver,fork"),
+        "-m": (["-m", "module"], "", "forkserver,spawn"),
+        "typed": (["-i", "-q"], "exec(open('../module.py').read())\n", "forkserver"),
     }
     running = {}
-    for way, (arguments, typed) in ways.items():
+    for way, (arguments, typed, methods) in ways.items():
         cwd = folder / way.replace(" ", "-")
         cwd.mkdir()
         for name in ("elsewhere", "module.py"):
             (cwd / name).symlink_to(folder / name)
         running[way] = subprocess.Popen(
             [sys.executable, *arguments], cwd=cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
+            stderr=subprocess.PIPE, text=True, env={**os.environ, "TEST_METHODS": methods},
         )  # fmt: skip
         assert running[way].stdin
         running[way].stdin.write(typed)
         running[way].stdin.close()
         running[way].stdin = None
     for way, child in running.items():
-        output, errors = child.communicate(timeout=60)
+        output, errors = child.communicate(timeout=100)
         assert (output, child.returncode) == ("body\ngood\n", 0), f"{way}: {errors}"
         assert not set(errors) - set("> \n"), way
 
@@ -103,6 +103,7 @@ PROLOGUE = """
 import ctypes, os, signal, sys, time
 from pipes.loader2 import process
 from pipes.loader2.process import start_worker, stop_forkserver
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
 def idle(sock, payload):
     sock.sendall(b"r")
     while data := sock.recv(1):
@@ -179,7 +180,7 @@ signal.pause()
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, "exit", "raise"])
 def test_no_worker_outlives_main(script: Callable[..., subprocess.Popen[str]], end: int | str) -> None:
-    main = script(DYING, ",".join(METHODS), str(end))
+    main = script(DYING, ",".join(METHODS if end == signal.SIGKILL else ["forkserver", "fork"]), str(end))
     forked, *pids = map(int, read_words(main))
     try:
         if isinstance(end, int):
@@ -226,7 +227,8 @@ def test_main_killed_while_the_forkserver_imports(script: Callable[..., subproce
     (server,) = map(int, read_words(main))
     time.sleep(after)
     main.kill()
-    assert all_end([server]) == []
+    # Noticed at once by the thread that watches, or when the import of torch that comes before it is through.
+    assert all_end([server], 60) == []
 
 
 def test_ctrl_c_reaches_main_only(script: Callable[..., subprocess.Popen[str]]) -> None:
@@ -261,8 +263,10 @@ say("good")
     assert (output, errors, main.returncode) == ("good\n", "", 0)
 
 
-@pytest.mark.parametrize("after", [0.01, 0.3])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "after"),
+    [("forkserver", 0.01), ("forkserver", 0.3), ("forkserver", 3), ("spawn", 0.01), ("fork", 0.01), ("fork", 0.1)],
+)
 def test_ctrl_c_during_a_start(script: Callable[..., subprocess.Popen[str]], method: str, after: float) -> None:
     main = script(
         """
