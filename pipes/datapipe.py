@@ -110,19 +110,21 @@ class _Described(Node):
     def __bool__(self) -> bool:
         return True
 
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("_"):
-            missing = not all(module in sys.modules for module in _CATALOGUES)
-            if missing:
-                for module in _CATALOGUES:
-                    import_module(module)
-                if name in type(self).functions:
-                    return getattr(self, name)
-            near = difflib.get_close_matches(name, type(self).functions, n=1)
-            hint = f"; did you mean '.{near[0]}'?" if near else "; `dir(pipe)` lists the chained names"
-        else:
-            hint = ""
-        raise AttributeError(f"'{type(self).__qualname__}' object has no attribute '{name}'{hint}")
+    if not TYPE_CHECKING:  # for a type checker, a name that nobody defines is a mistake
+
+        def __getattr__(self, name: str) -> Any:
+            if not name.startswith("_"):
+                missing = not all(module in sys.modules for module in _CATALOGUES)
+                if missing:
+                    for module in _CATALOGUES:
+                        import_module(module)
+                    if name in type(self).functions:
+                        return getattr(self, name)
+                near = difflib.get_close_matches(name, type(self).functions, n=1)
+                hint = f"; did you mean '.{near[0]}'?" if near else "; `dir(pipe)` lists the chained names"
+            else:
+                hint = ""
+            raise AttributeError(f"'{type(self).__qualname__}' object has no attribute '{name}'{hint}")
 
     @classmethod
     def register_datapipe_as_function(cls, name: str, maker: Callable[..., Any], **_ignored: Any) -> None:
@@ -132,7 +134,7 @@ class _Described(Node):
                 f"the chained name '{name}' is already taken by {cls.functions[name].__qualname__}; choose another, "
                 f"or apply your class with .then({maker.__name__}, ...)"
             )
-        if name in vars(cls) or not name.isidentifier():
+        if hasattr(cls, name) or not name.isidentifier():
             raise GraphError(
                 f"'{name}' cannot be a chained name: it is an attribute of {cls.__name__} or no identifier"
             )

@@ -59,7 +59,9 @@ __all__ = [
 
 
 def _rebuild(cls: type[PipesError], args: tuple[Any, ...], fields: dict[str, Any]) -> PipesError:
-    error = cls.__new__(cls, *args)
+    # The class's own __new__ is that of its first base, which does not make the memory of an OSError.
+    make: Any = OSError.__new__ if issubclass(cls, OSError) else Exception.__new__
+    error: PipesError = make(cls, *args)
     Exception.__init__(error, *args)
     error.__dict__.update(fields)
     return error

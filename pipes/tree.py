@@ -134,7 +134,7 @@ def setting(value: Any) -> str:
 
 
 def _function(value: Any) -> str:
-    name: str = getattr(value, "__qualname__", None) or value.__name__.replace("<locals>.", "")
+    name: str = (getattr(value, "__qualname__", None) or value.__name__).replace("<locals>.", "")
     code = getattr(value, "__code__", None)
     if name.endswith("<lambda>") and code is not None:
         return f"lambda at {os.path.basename(code.co_filename)}:{code.co_firstlineno}"

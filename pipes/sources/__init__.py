@@ -1,1 +1,14 @@
 """Where elements begin and end: files and stores, listers, openers and savers; the only outside I/O."""
+
+MODULES = (
+    "files",
+    "listing",
+    "s3",
+    "s3_boto",
+    "s3_client",
+    "s3_names",
+    "s3_obstore",
+    "s3_options",
+    "s3_retry",
+    "s3_stream",
+)

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipes.seeds import Draws, GlobalGenerators, KeyedGenerator, derive_key, seed_globals
+
+parts = st.lists(st.integers() | st.text(), max_size=5)
+
+
+@given(parts, parts)
+def test_keys_are_equal_for_equal_parts_only(first: list[int | str], second: list[int | str]) -> None:
+    assert 0 <= derive_key(*first) < 2**128
+    assert (derive_key(*first) == derive_key(*second)) == (first == second)
+
+
+def test_keys_tell_numbers_texts_and_their_borders_apart() -> None:
+    keys = [derive_key(1, 2), derive_key("1", 2), derive_key(12), derive_key("12"), derive_key("1", "2"), derive_key()]
+    assert len(set(keys)) == len(keys)
+
+
+def test_keys_and_draws_are_the_same_in_every_release() -> None:
+    assert derive_key(7, 0, "1:Shuffler", 0) == 215416994396369038431385196515357451937
+    assert Draws(derive_key("fixed")).below(1000, 6) == [133, 924, 179, 110, 246, 936]
+
+
+@given(st.integers(0, 2**128 - 1), st.integers(0, 200), st.integers(1, 50))
+def test_draw_number_t_depends_on_t_alone(key: int, start: int, count: int) -> None:
+    whole = Draws(key).uniforms(start + count)
+    assert np.array_equal(Draws(key, start).uniforms(count), whole[start:])
+    draws = Draws(key)
+    pieces = [draws.uniforms(1) for _ in range(start + count)]
+    assert np.array_equal(np.concatenate(pieces), whole)
+
+
+@given(st.integers(0, 2**64), st.integers(1, 10_000), st.integers(0, 300))
+def test_integers_lie_below_their_bound(key: int, bound: int, count: int) -> None:
+    drawn = Draws(key).below(bound, count)
+    assert len(drawn) == count
+    assert all(type(each) is int and 0 <= each < bound for each in drawn)
+    bounds = np.arange(count, 0, -1)
+    assert all(each < limit for each, limit in zip(Draws(key).below(bounds, count), bounds, strict=True))
+
+
+def test_integers_are_evenly_spread() -> None:
+    counts = np.bincount(Draws(derive_key("even")).integers(10, 50_000), minlength=10)
+    assert float(((counts - 5000) ** 2 / 5000).sum()) < 27.9
+
+
+def test_a_keyed_generator_depends_on_key_and_number_alone() -> None:
+    keyed = KeyedGenerator(derive_key("k"))
+    first = keyed.at(3).random(5)
+    keyed.at(9).normal(size=100)
+    assert np.array_equal(keyed.at(3).random(5), first)
+    assert np.array_equal(KeyedGenerator(derive_key("k")).at(3).random(5), first)
+    # one bounded integer leaves half a word behind, which must not reach the next element
+    keyed.at(9).integers(5, dtype=np.uint32)
+    fresh = KeyedGenerator(derive_key("k"))
+    ours, theirs = (each.at(3).integers(1000, size=5, dtype=np.uint32) for each in (keyed, fresh))
+    assert np.array_equal(ours, theirs)
+    values = {float(keyed.at(number).random()) for number in range(1000)}
+    assert len(values) == 1000
+    assert not values & {float(KeyedGenerator(derive_key("l")).at(number).random()) for number in range(1000)}
+
+
+def globals_now() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), float(torch.rand(1))
+
+
+def test_global_generators_are_seeded_together_and_put_back() -> None:
+    saved = GlobalGenerators.capture()
+    before = globals_now()
+    seed_globals(derive_key(1))
+    first = globals_now()
+    seed_globals(derive_key(1))
+    assert globals_now() == first
+    seed_globals(derive_key(2))
+    assert all(a != b for a, b in zip(globals_now(), first, strict=True))
+    saved.restore()
+    assert globals_now() == before
+
+
+@pytest.mark.parametrize("key", [0, 2**128 - 1])
+def test_any_key_seeds(key: int) -> None:
+    saved = GlobalGenerators.capture()
+    try:
+        seed_globals(key)
+    finally:
+        saved.restore()
