@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, no_length
 from pipes.errors import StateError
@@ -38,7 +38,7 @@ def _inside(member: str) -> str:
 
 
 class _TarRun(RecordsRun):
-    fields = ("offset", "records")
+    fields: ClassVar[tuple[str, ...]] = ("offset", "records")
 
     def restore(self, position: Position) -> None:
         super().restore(position)

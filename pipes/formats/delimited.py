@@ -65,6 +65,9 @@ class DelimitedRows:
         self._line = line
         # The block that the csv module reads at present: its first byte, its bytes, and the lines read before it.
         self._base, self._block, self._before = position, b"", 0
+        # Of its lines, how many were counted for `position`, and their length.
+        self._lines: list[bytes] | None = None
+        self._counted = self._length = 0
         self._reader = csv.reader(chain.from_iterable(self._blocks(chunks)), **fmtparams)
         self._rows = self._read()
 
@@ -77,9 +80,13 @@ class DelimitedRows:
 
     @property
     def position(self) -> int:
-        # Counted only when asked: per row it would cost a fifth of the parsing.
-        lines = self._block.splitlines(keepends=True)
-        return self._base + sum(map(len, lines[: self._reader.line_num - self._before]))
+        # Counted only when asked, and on from the last time: for every row it would cost a fifth of the parsing.
+        if self._lines is None:
+            self._lines = self._block.splitlines(keepends=True)
+        read = self._reader.line_num - self._before
+        self._length += sum(map(len, self._lines[self._counted : read]))
+        self._counted = read
+        return self._base + self._length
 
     def _read(self) -> Iterator[list[str]]:
         try:
@@ -95,6 +102,7 @@ class DelimitedRows:
         for block in _whole_lines(chunks):
             self._base += len(self._block)
             self._block, self._before = block, self._reader.line_num
+            self._lines, self._counted, self._length = None, 0, 0
             if self._base == 0 and self._encoding == "utf-8":
                 block = block.removeprefix(_BOM)
             try:

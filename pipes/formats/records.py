@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from io import TextIOBase
+from typing import Any, ClassVar
 
 from pipes.errors import ChangedDataError, StateError
 from pipes.stages.flattening import ExpandingRun
-from pipes.state import Capture, Position, Ticks
+from pipes.state import Capture, Position
 from pipes.utils import StreamWrapper, validate_pathname_binary_tuple
 
-__all__ = ["RecordsRun", "identity"]
+__all__ = ["RecordsRun", "identity", "is_text"]
 
 
 def identity(stream: Any) -> str:
@@ -28,14 +29,21 @@ def identity(stream: Any) -> str:
         return ""
 
 
+def is_text(stream: Any) -> bool:
+    """Whether the stream, under its wrappers, gives str."""
+    while isinstance(stream, StreamWrapper):
+        stream = stream.file_obj
+    return isinstance(stream, TextIOBase)
+
+
 class RecordsRun(ExpandingRun):
     """Base of such stages. A subclass gives `read`, and `where` with its words for JSON in `fields`.
 
-    The position is that of an expanding stage, and inside the stream that is open the reader's own, so a resume opens
-    that stream again and goes straight there. It is refused when the stream is not of the same object any more.
+    The position is that of an expanding stage, but inside the open stream it is the reader's own instead of a count, so
+    a resume opens that stream again and goes straight there. It is refused when the object is another by then.
     """
 
-    fields: tuple[str, ...] = ()
+    fields: ClassVar[tuple[str, ...]] = ()
 
     def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
         """Return the records, from where `at` says (by `fields`; empty: the beginning)."""
@@ -69,9 +77,8 @@ class RecordsRun(ExpandingRun):
                     "with the data the state was made from, or start the epoch afresh"
                 )
             records = self.read(path, stream, at)
-            self.ticks, self.skip, self.saved, self.object = Ticks(skip), 0, None, found
-            for record, _ in zip(records, self.ticks, strict=False):
-                yield record
+            self.saved, self.object = None, found
+            yield from records
         except Exception as error:
             self.note(error, element[0] if isinstance(element, tuple) and element else element)
             raise
@@ -87,13 +94,14 @@ class RecordsRun(ExpandingRun):
 
     def capture(self) -> Capture:
         inside = self.saved if self.object is None or self.saved is not None else (self.object, *self.where())
-        return self.taken, self.skip or self.ticks.count, inside, self.anchors.entries
+        return self.taken, inside, self.anchors.entries
 
     def describe(self, captured: Capture) -> Position:
-        taken, given, inside, entries = captured
-        position: dict[str, Any] = super().describe((taken, given, entries))
+        taken, inside, entries = captured
+        position: dict[str, Any] = super().describe((taken, 0, entries))
         if isinstance(inside, tuple):
-            inside = {name: value for name, value in zip(("object", *self.fields), inside, strict=True) if value}
+            named = zip(("object", *self.fields), inside, strict=True)
+            inside = {name: value for name, value in named if value is not None}
         if inside is not None:
             position["inside"] = inside
         return position

@@ -139,7 +139,10 @@ class TarReader:
                 and not (choosy or self.records)
                 and adler32(header, 0) & 0xFFFF == expected_sum(raw_sum)
             ):
-                name, first = text(raw_name), self._base + pos
+                # As `text`, without the call.
+                end = raw_name.find(0)
+                name = str(raw_name[:end] if end >= 0 else raw_name, "utf-8", "surrogateescape")
+                first = self._base + pos
             else:
                 self._pos = pos
                 found = self._find()

@@ -72,6 +72,11 @@ def contents(element: tuple[str, Any]) -> tuple[str, bytes]:
     return path, stream.read()
 
 
+def in_memory(path: str) -> tuple[str, Any]:
+    # Where a run may be dropped with an archive open, a file would be collected with a ResourceWarning.
+    return path, io.BytesIO(Path(path).read_bytes())
+
+
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
     for number, count in enumerate((3, 0, 1, 4)):
@@ -114,7 +119,7 @@ def test_many_archives_behind_shuffle_and_shards(tmp_path: Path) -> None:
 
     def graph() -> IterDataPipe[Any]:
         names = FileLister(folder, "*.tar").shuffle(buffer_size=7).sharding_filter()
-        return names.open_files("rb").load_from_tar().webdataset().map(decode).shuffle(buffer_size=10).batch(3)
+        return names.map(in_memory).load_from_tar().webdataset().map(decode).shuffle(buffer_size=10).batch(3)
 
     check_stage(graph, epochs=1, streams=(2,))
     keys = sorted(sample["cls"] for batch in graph() for sample in batch)
@@ -218,7 +223,7 @@ def test_a_resume_opens_only_the_archive_it_stands_in_and_seeks(tmp_path: Path) 
     run = start(graph())
     list(islice(iter(run), 4 * 8 + 3))
     state = saved(run)
-    assert state["2:TarArchiveLoader"]["inside"] == {"offset": 3 * ((1 << 20) + 512)}
+    assert state["2:TarArchiveLoader"]["inside"] == {"object": "", "offset": 3 * ((1 << 20) + 512)}
     opened.clear()
     given = 0
     assert next(iter(start(graph(), state)))[0] == "8.tar/3.bin"

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipes.errors import DataError, TruncatedError
-from pipes.formats.chunks import decompress, expand, read_chunks, sniff
+from pipes.formats.chunks import CHUNK, chunks_from, decompress, drop, expand, go_to, read_chunks, sniff
 
 
 def zstd(data: bytes) -> bytes:
@@ -115,3 +115,46 @@ def test_reading_chunks() -> None:
             return self.left.pop(0)
 
     assert list(read_chunks(Arrays(), "a")) == [b"ab", b"cd"]
+
+
+class OneWay:
+    def __init__(self, data: bytes) -> None:
+        self.inner = io.BytesIO(data)
+
+    def read(self, size: int) -> bytes:
+        return self.inner.read(min(size, 1000))
+
+
+class Skipping(OneWay):
+    skipped = 0
+
+    def skip(self, size: int) -> None:
+        self.skipped += size
+        self.inner.seek(size, 1)
+
+
+DATA = bytes(range(256)) * 2000
+
+
+@pytest.mark.parametrize("offset", [0, 1, 9, 10, 11, 5000, CHUNK + 1, len(DATA) - 1, len(DATA), len(DATA) + 1])
+@pytest.mark.parametrize("wrap", [io.BytesIO, OneWay, Skipping])
+def test_content_from_an_offset(wrap: Callable[[bytes], object], offset: int) -> None:
+    assert b"".join(chunks_from(wrap(DATA), "a", offset)) == DATA[offset:]
+    packed = gzip.compress(DATA)
+    assert b"".join(chunks_from(wrap(packed), "a", offset)) == DATA[offset:]
+    stream = wrap(DATA)
+    go_to(stream, "a", offset)
+    assert b"".join(read_chunks(stream, "a")) == DATA[offset:]
+    assert b"".join(drop(pieces(DATA, 999), offset)) == DATA[offset:]
+
+
+def test_a_stream_of_its_own_skips() -> None:
+    stream = Skipping(DATA)
+    assert b"".join(chunks_from(stream, "a", 5000)) == DATA[5000:]
+    assert stream.skipped == 4990
+
+
+def test_content_begins_where_the_stream_stands() -> None:
+    stream = io.BytesIO(b"before" + DATA)
+    stream.seek(6)
+    assert b"".join(chunks_from(stream, "a", 100)) == DATA[100:]

@@ -1,0 +1,143 @@
+"""Stages over the plain content of streams: `.readlines`, `.read_from_stream`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from typing import Any, ClassVar
+
+from pipes.datapipe import IterDataPipe, functional_datapipe
+from pipes.formats.chunks import CHUNK, go_to, read_chunks, reader_of
+from pipes.formats.jsonl import split_lines
+from pipes.formats.records import RecordsRun, is_text
+from pipes.stages.wrapping import as_pipe
+from pipes.state import count_from
+
+__all__ = ["LineReader", "StreamReader"]
+
+
+class _LinesRun(RecordsRun):
+    """Binary streams are resumed by the byte; text streams, whose bytes nobody sees, by the number of lines."""
+
+    fields: ClassVar[tuple[str, ...]] = ("offset", "lines")
+
+    def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
+        self.offset = count_from(at, "offset", self.stage) if "offset" in at else 0
+        self.lines = count_from(at, "lines", self.stage) if "lines" in at else 0
+        skip = 0 if at else self.pipe.skip_lines
+        if is_text(stream):
+            lines: Iterator[Any] = self._of_text(stream, skip)
+        else:
+            go_to(stream, path, self.offset)
+            lines = islice(self._of_bytes(stream, path), skip, None)
+        if self.pipe.decode:
+            encoding, errors = self.pipe.encoding, self.pipe.errors
+            lines = (line.decode(encoding, errors) if isinstance(line, bytes) else line for line in lines)
+        return ((path, line) for line in lines) if self.pipe.return_path else lines
+
+    def _of_bytes(self, stream: Any, path: str) -> Iterator[bytes]:
+        strip = self.pipe.strip_newline
+        for lines, end in split_lines(read_chunks(stream, path)):
+            for line in lines:
+                self.offset += len(line) + end
+                yield line.rstrip(b"\r") if strip else line + b"\n" * end
+
+    def _of_text(self, stream: Any, skip: int) -> Iterator[str]:
+        strip = self.pipe.strip_newline
+        self.lines += skip
+        for line in islice(stream, self.lines, None):
+            self.lines += 1
+            yield line.rstrip("\r\n") if strip else line
+
+    def where(self) -> tuple[Any, ...]:
+        return self.offset, self.lines
+
+
+@functional_datapipe("readlines")
+class LineReader(IterDataPipe[Any]):
+    """Give `(path, line)` for each line of each stream, bytes from binary streams and str from text ones.
+
+    Args:
+        datapipe: gives `(path, stream)`; a `StreamWrapper` is closed after its last line.
+        skip_lines: lines to pass over at the beginning of each stream.
+        strip_newline: without the LF or CR LF at the end.
+        decode: bytes become str, by `encoding` and `errors`; "ignore", torchdata's default, drops undecodable bytes.
+        return_path: False gives the lines alone.
+
+    LF ends a line of bytes. Raises ValueError for a negative `skip_lines`.
+
+    >>> import io
+    >>> from pipes.iter import IterableWrapper
+    >>> list(IterableWrapper([("a.txt", io.BytesIO(b"one\\r\\ntwo"))]).readlines(decode=True))
+    [('a.txt', 'one'), ('a.txt', 'two')]
+    """
+
+    run_class = _LinesRun
+
+    def __init__(
+        self,
+        datapipe: IterDataPipe[Any],
+        *,
+        skip_lines: int = 0,
+        strip_newline: bool = True,
+        decode: bool = False,
+        encoding: str = "utf-8",
+        errors: str = "ignore",
+        return_path: bool = True,
+    ) -> None:
+        if skip_lines < 0:
+            raise ValueError(f"skip_lines={skip_lines}: must be 0 or more")
+        self.datapipe = as_pipe(datapipe)
+        self.skip_lines = skip_lines
+        self.strip_newline = strip_newline
+        self.decode = decode
+        self.encoding = encoding
+        self.errors = errors
+        self.return_path = return_path
+
+
+class _StreamRun(RecordsRun):
+    fields: ClassVar[tuple[str, ...]] = ("offset",)
+
+    def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
+        self.offset = count_from(at, "offset", self.stage) if at else 0
+        if is_text(stream):
+            stream.read(self.offset)
+        else:
+            go_to(stream, path, self.offset)
+        read, end = (stream.read, "") if is_text(stream) else (reader_of(stream, path), b"")
+        pieces: Iterator[Any] = iter(partial(read, self.pipe.chunk or CHUNK), end)
+        if self.pipe.chunk is None:
+            whole = end.join(pieces)
+            pieces = iter([whole] if whole else [])
+        return self._counted(path, pieces)
+
+    def _counted(self, path: str, pieces: Iterator[Any]) -> Iterator[tuple[str, Any]]:
+        for piece in pieces:
+            self.offset += len(piece)
+            yield path, piece
+
+    def where(self) -> tuple[Any, ...]:
+        return (self.offset,)
+
+
+@functional_datapipe("read_from_stream")
+class StreamReader(IterDataPipe[tuple[str, Any]]):
+    """Give `(path, content)` for each `(path, stream)`, the whole of it or `chunk` bytes (or characters) at a time.
+
+    An empty stream gives nothing; a `StreamWrapper` is closed after its end. Raises ValueError for a `chunk` below 1.
+
+    >>> import io
+    >>> from pipes.iter import IterableWrapper
+    >>> list(IterableWrapper([("a.bin", io.BytesIO(b"abcde"))]).read_from_stream(2))
+    [('a.bin', b'ab'), ('a.bin', b'cd'), ('a.bin', b'e')]
+    """
+
+    run_class = _StreamRun
+
+    def __init__(self, datapipe: IterDataPipe[Any], chunk: int | None = None) -> None:
+        if chunk is not None and chunk < 1:
+            raise ValueError(f"chunk={chunk}: must be 1 or more, or None for everything at once")
+        self.datapipe = as_pipe(datapipe)
+        self.chunk = chunk

@@ -1,0 +1,277 @@
+"""Stages over text that holds records: `.parse_csv`, `.parse_csv_as_dict`, `.parse_jsonl`, `.parse_json_files`.
+
+Streams may be binary or text, and binary ones compressed (gz, bz2, xz, zst), which their first bytes tell. The position
+inside a stream is the byte after the last record, in its decompressed text, so a resume parses nothing again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, ClassVar
+
+from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
+from pipes.errors import StateError
+from pipes.formats.chunks import CHUNK, chunks_from, drop
+from pipes.formats.delimited import DelimitedRows
+from pipes.formats.jsonl import JsonLines
+from pipes.formats.records import RecordsRun, is_text
+from pipes.run import Run
+from pipes.stages.wrapping import as_pipe
+from pipes.state import count_from
+from pipes.utils import StreamWrapper, validate_pathname_binary_tuple
+
+__all__ = ["CSVDictParser", "CSVParser", "JsonLinesParser", "JsonParser"]
+
+
+def _content(stream: Any, path: str, offset: int) -> tuple[Iterator[bytes], str | None]:
+    """The stream's bytes from `offset` on, and their encoding when the stream gave text."""
+    if is_text(stream):
+        encoded = (part.encode("utf-8", "surrogatepass") for part in iter(lambda: stream.read(CHUNK), ""))
+        return drop(encoded, offset), "utf-8"
+    return chunks_from(stream, path, offset), None
+
+
+def _without_lines(chunks: Iterator[bytes], count: int) -> tuple[Iterator[bytes], int]:
+    """The chunks after their first `count` lines, and how many bytes these were."""
+    skipped = 0
+    for chunk in chunks:
+        at = 0
+        while count and (end := chunk.find(b"\n", at) + 1):
+            at, count = end, count - 1
+        if not count:
+            return chain((chunk[at:],), chunks), skipped + at
+        skipped += len(chunk)
+    return iter(()), skipped
+
+
+class _DelimitedRun(RecordsRun):
+    fields: ClassVar[tuple[str, ...]] = ("offset", "line")
+
+    def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
+        return self._shaped(path, self._rows(path, stream, at))
+
+    def _rows(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[list[str]]:
+        pipe = self.pipe
+        offset, line = (count_from(at, field, self.stage) if at else 0 for field in ("offset", "line"))
+        chunks, encoding = _content(stream, path, offset)
+        if encoding is None and not pipe.decode:
+            raise TypeError(f"{path}: decode=False reads text, but the stream gives bytes; open it with mode='r'")
+        if not at:
+            chunks, offset = _without_lines(chunks, pipe.skip_lines)
+            line = pipe.skip_lines
+        self.rows = DelimitedRows(
+            chunks,
+            path,
+            encoding=encoding or pipe.encoding,
+            errors="surrogatepass" if encoding else pipe.errors,
+            position=offset,
+            line=line,
+            **pipe.fmtparams,
+        )
+        return iter(self.rows)
+
+    def _shaped(self, path: str, rows: Iterator[list[str]]) -> Iterator[Any]:
+        shaped: Iterator[Any] = map(tuple, rows) if self.pipe.as_tuple else rows
+        return ((path, row) for row in shaped) if self.pipe.return_path else shaped
+
+    def where(self) -> tuple[Any, ...]:
+        return self.rows.position, self.rows.line
+
+
+@functional_datapipe("parse_csv")
+class CSVParser(IterDataPipe[Any]):
+    """Give the rows of each delimited text as lists of str.
+
+    Args:
+        datapipe: gives `(path, stream)`; binary streams keep line breaks inside quotes as they are.
+        skip_lines: lines to pass over at the beginning of each text.
+        decode: bytes are decoded; False refuses them.
+        encoding, errors: of bytes; "ignore", torchdata's default, drops undecodable bytes without a word, "strict"
+            makes them an error.
+        return_path: give `(path, row)`.
+        as_tuple: give tuples.
+        fmtparams: as in `csv.reader`: `delimiter="\\t"`, `quotechar`, `strict`, …
+
+    A byte-order mark is dropped; an empty line is an empty row. Raises, while iterating, DataError for a text that is
+    not what these say, with its name, line and byte; at construction ValueError for a negative `skip_lines`.
+
+    >>> import io
+    >>> from pipes.iter import IterableWrapper
+    >>> list(IterableWrapper([("a.csv", io.BytesIO(b'id,text\\r\\n1,"a, b"\\r\\n'))]).parse_csv())
+    [['id', 'text'], ['1', 'a, b']]
+    """
+
+    run_class = _DelimitedRun
+
+    def __init__(
+        self,
+        datapipe: IterDataPipe[Any],
+        *,
+        skip_lines: int = 0,
+        decode: bool = True,
+        encoding: str = "utf-8",
+        errors: str = "ignore",
+        return_path: bool = False,
+        as_tuple: bool = False,
+        **fmtparams: Any,
+    ) -> None:
+        if skip_lines < 0:
+            raise ValueError(f"skip_lines={skip_lines}: must be 0 or more")
+        self.datapipe = as_pipe(datapipe)
+        self.skip_lines = skip_lines
+        self.decode = decode
+        self.encoding = encoding
+        self.errors = errors
+        self.return_path = return_path
+        self.as_tuple = as_tuple
+        self.fmtparams = fmtparams
+
+
+class _DictRun(_DelimitedRun):
+    """The header is part of the position, so that a resume need not go back to it."""
+
+    fields: ClassVar[tuple[str, ...]] = ("offset", "line", "header")
+
+    def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
+        header = at.get("header")
+        if at and not (isinstance(header, list) and all(isinstance(name, str) for name in header)):
+            raise StateError(f"the saved state is damaged: 'header' of stage {self.stage} is no list of names")
+        rows = self._rows(path, stream, at)
+        self.header = next(rows, []) if header is None else header
+        return self._shaped(path, self._dicts(rows, self.header))
+
+    def _dicts(self, rows: Iterator[list[str]], header: list[str]) -> Iterator[Any]:
+        width = len(header)
+        for row in rows:
+            if len(row) == width:
+                yield dict(zip(header, row, strict=True))
+            elif row:
+                # As csv.DictReader: what is missing is None, what is too much stands under None.
+                named: dict[Any, Any] = dict.fromkeys(header)
+                named.update(zip(header, row, strict=False))
+                if len(row) > width:
+                    named[None] = row[width:]
+                yield named
+
+    def where(self) -> tuple[Any, ...]:
+        return *super().where(), self.header
+
+
+@functional_datapipe("parse_csv_as_dict")
+class CSVDictParser(IterDataPipe[Any]):
+    """Give the rows of each delimited text as dicts; its first row (after `skip_lines`) names the fields.
+
+    Arguments and errors are those of `CSVParser`. As with `csv.DictReader`, empty lines are passed over, fields that
+    are missing are None, and those too many are a list under the key None.
+
+    >>> import io
+    >>> from pipes.iter import IterableWrapper
+    >>> list(IterableWrapper([("a.tsv", io.BytesIO(b"id\\ttext\\n1\\tabc\\n"))]).parse_csv_as_dict(delimiter="\\t"))
+    [{'id': '1', 'text': 'abc'}]
+    """
+
+    run_class = _DictRun
+    as_tuple = False
+
+    def __init__(
+        self,
+        datapipe: IterDataPipe[Any],
+        *,
+        skip_lines: int = 0,
+        decode: bool = True,
+        encoding: str = "utf-8",
+        errors: str = "ignore",
+        return_path: bool = False,
+        **fmtparams: Any,
+    ) -> None:
+        if skip_lines < 0:
+            raise ValueError(f"skip_lines={skip_lines}: must be 0 or more")
+        self.datapipe = as_pipe(datapipe)
+        self.skip_lines = skip_lines
+        self.decode = decode
+        self.encoding = encoding
+        self.errors = errors
+        self.return_path = return_path
+        self.fmtparams = fmtparams
+
+
+class _JsonLinesRun(RecordsRun):
+    fields: ClassVar[tuple[str, ...]] = ("offset", "line")
+
+    def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
+        offset, line = (count_from(at, field, self.stage) if at else 0 for field in self.fields)
+        chunks, _ = _content(stream, path, offset)
+        self.values = JsonLines(chunks, path, position=offset, line=line)
+        return ((path, value) for value in self.values) if self.pipe.return_path else iter(self.values)
+
+    def where(self) -> tuple[Any, ...]:
+        return self.values.position, self.values.line
+
+
+@functional_datapipe("parse_jsonl")
+class JsonLinesParser(IterDataPipe[Any]):
+    """Give the value of each line of JSON-lines texts; empty lines are passed over.
+
+    Only LF ends a line (U+2028 does not). With `return_path`, gives `(path, value)`. Raises, while iterating,
+    DataError for a line that is not JSON, with the text's name, the line's number and its first byte.
+
+    >>> import io
+    >>> from pipes.iter import IterableWrapper
+    >>> list(IterableWrapper([("a.jsonl", io.BytesIO(b'{"a": 1}\\n[2]\\n'))]).parse_jsonl())
+    [{'a': 1}, [2]]
+    """
+
+    run_class = _JsonLinesRun
+
+    def __init__(self, datapipe: IterDataPipe[Any], *, return_path: bool = False) -> None:
+        self.datapipe = as_pipe(datapipe)
+        self.return_path = return_path
+
+
+class _JsonRun(Run):
+    """One stream, one value; a restore parses only those that are still wanted."""
+
+    def elements(self) -> Iterator[Any]:
+        for element in self.inputs[0]:
+            try:
+                value = self._parsed(element)
+            except Exception as error:
+                self.note(error, element[0] if isinstance(element, tuple) and element else element)
+                raise
+            yield value
+
+    def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
+        return [self._parsed(element) for element in self.inputs[0].replay(count, wanted)]
+
+    def _parsed(self, element: Any) -> tuple[str, Any]:
+        validate_pathname_binary_tuple(element)
+        path, stream = element
+        try:
+            return path, json.loads(stream.read(), **self.pipe.kwargs)
+        finally:
+            if isinstance(stream, StreamWrapper):
+                stream.close()
+
+
+@functional_datapipe("parse_json_files")
+class JsonParser(IterDataPipe[tuple[str, Any]]):
+    """Give `(path, value)` for each `(path, stream)` whose whole content is one JSON value.
+
+    `kwargs` go to `json.loads`. Raises json.JSONDecodeError, while iterating, for what is no JSON, an empty file too.
+
+    >>> import io
+    >>> from pipes.iter import IterableWrapper
+    >>> list(IterableWrapper([("a.json", io.BytesIO(b'{"a": [1]}'))]).parse_json_files())
+    [('a.json', {'a': [1]})]
+    """
+
+    run_class = _JsonRun
+
+    def __init__(self, datapipe: IterDataPipe[Any], **kwargs: Any) -> None:
+        self.datapipe = as_pipe(datapipe)
+        self.kwargs = kwargs
+
+    def _length(self, shard: Shard) -> int:
+        return length_of(self.datapipe, shard)
