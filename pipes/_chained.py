@@ -9,8 +9,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeVar as TypeVarWithDefault
 
-    from pipes.datapipe import IterDataPipe
+    from pipes.datapipe import IterDataPipe, MapDataPipe
     from pipes.formats.archives import TarArchiveLoader
+    from pipes.formats.lines import LineReader, StreamReader
+    from pipes.formats.tables import CSVDictParser, CSVParser, JsonLinesParser, JsonParser
     from pipes.formats.webdataset import WebDataset
     from pipes.sources.files import FileLister, FileOpener
     from pipes.sources.s3 import S3FileLister, S3FileLoader
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
     from pipes.stages.filtering import Filter
     from pipes.stages.flattening import FlatMapper
     from pipes.stages.joining import Concater, Multiplexer
-    from pipes.stages.mapping import MapMapper, Mapper
+    from pipes.stages.keyed import MapBatcher, MapConcater, MapMapper, MapShuffler, MapZipper
+    from pipes.stages.mapping import Mapper
     from pipes.stages.selecting import Cycler, Enumerator, Header, Skipper
     from pipes.stages.sharding import ShardingFilter
     from pipes.stages.shuffling import Shuffler
@@ -162,6 +165,59 @@ class ChainedIter(Generic[T_co]):
         """Open each file name and give `(name, stream)`; the stream closes when it is dropped."""
         raise NotImplementedError
 
+    def parse_csv(
+        self,
+        *,
+        skip_lines: int = 0,
+        decode: bool = True,
+        encoding: str = "utf-8",
+        errors: str = "ignore",
+        return_path: bool = False,
+        as_tuple: bool = False,
+        **fmtparams: Any,
+    ) -> CSVParser:
+        """Give the rows of each delimited text as lists of str."""
+        raise NotImplementedError
+
+    def parse_csv_as_dict(
+        self,
+        *,
+        skip_lines: int = 0,
+        decode: bool = True,
+        encoding: str = "utf-8",
+        errors: str = "ignore",
+        return_path: bool = False,
+        **fmtparams: Any,
+    ) -> CSVDictParser:
+        """Give the rows of each delimited text as dicts; its first row (after `skip_lines`) names the fields."""
+        raise NotImplementedError
+
+    def parse_json_files(self, **kwargs: Any) -> JsonParser:
+        """Give `(path, value)` for each `(path, stream)` whose whole content is one JSON value."""
+        raise NotImplementedError
+
+    def parse_jsonl(self, *, return_path: bool = False) -> JsonLinesParser:
+        """Give the value of each line of JSON-lines texts; empty lines are passed over."""
+        raise NotImplementedError
+
+    def read_from_stream(self, chunk: int | None = None) -> StreamReader:
+        """Give `(path, content)` for each `(path, stream)`, the whole of it or `chunk` bytes (or characters) at a
+        time."""
+        raise NotImplementedError
+
+    def readlines(
+        self,
+        *,
+        skip_lines: int = 0,
+        strip_newline: bool = True,
+        decode: bool = False,
+        encoding: str = "utf-8",
+        errors: str = "ignore",
+        return_path: bool = True,
+    ) -> LineReader:
+        """Give `(path, line)` for each line of each stream, bytes from binary streams and str from text ones."""
+        raise NotImplementedError
+
     def sharding_filter(self, sharding_group_filter: int | None = None) -> ShardingFilter[T_co]:
         """Split the graph here: each stream goes on with every n-th element."""
         raise NotImplementedError
@@ -208,10 +264,29 @@ class ChainedIter(Generic[T_co]):
 class ChainedMap(Generic[T_co]):
     """The chained methods of map pipes."""
 
+    def batch(
+        self, batch_size: int, drop_last: bool = False, wrapper_class: Callable[..., Any] = ...
+    ) -> MapBatcher[T_co]:
+        """Give the i-th batch of `batch_size` consecutive elements as a `wrapper_class`; the last is shorter, or
+        dropped."""
+        raise NotImplementedError
+
+    def concat(self, *datapipes: MapDataPipe[Any]) -> MapConcater:
+        """Give the elements of several map pipes under consecutive indices, from 0."""
+        raise NotImplementedError
+
     def map(self, fn: Callable[[T_co], R]) -> MapMapper[R]:
         """Give `fn(datapipe[key])` for a key, when it is asked for."""
         raise NotImplementedError
 
+    def shuffle(self, *, indices: Iterable[Any] | None = None) -> MapShuffler[T_co]:
+        """Iterate a map pipe in random order: over `indices`, by default all of `range(len(datapipe))`."""
+        raise NotImplementedError
+
     def to_iter_datapipe(self, indices: Iterable[Any] | None = None) -> MapToIterConverter[T_co]:
         """Iterate a map pipe over `indices`, by default `range(len(datapipe))`."""
+        raise NotImplementedError
+
+    def zip(self, *datapipes: MapDataPipe[Any]) -> MapZipper:
+        """Give a tuple of the elements that several map pipes have under one index, as far as the shortest goes."""
         raise NotImplementedError

@@ -2,6 +2,8 @@
 
 from pipes.datapipe import DataChunk, IterDataPipe, functional_datapipe
 from pipes.formats.archives import TarArchiveLoader
+from pipes.formats.lines import LineReader, StreamReader
+from pipes.formats.tables import CSVDictParser, CSVParser, JsonLinesParser, JsonParser
 from pipes.formats.webdataset import WebDataset
 from pipes.sources.files import FileLister, FileOpener
 from pipes.sources.s3 import S3FileLister, S3FileLoader
@@ -19,6 +21,8 @@ from pipes.stages.wrapping import IterableWrapper, MapToIterConverter
 
 __all__ = [
     "Batcher",
+    "CSVDictParser",
+    "CSVParser",
     "Collator",
     "Concater",
     "Cycler",
@@ -33,6 +37,9 @@ __all__ = [
     "Header",
     "IterDataPipe",
     "IterableWrapper",
+    "JsonLinesParser",
+    "JsonParser",
+    "LineReader",
     "MapToIterConverter",
     "Mapper",
     "Multiplexer",
@@ -41,6 +48,7 @@ __all__ = [
     "ShardingFilter",
     "Shuffler",
     "Skipper",
+    "StreamReader",
     "TarArchiveLoader",
     "UnBatcher",
     "WebDataset",

@@ -1,7 +1,21 @@
 """Every map pipe, by its class name; their chained names are methods of all of them."""
 
 from pipes.datapipe import DataChunk, MapDataPipe, functional_datapipe
-from pipes.stages.mapping import MapMapper as Mapper
+from pipes.stages.keyed import MapBatcher as Batcher
+from pipes.stages.keyed import MapConcater as Concater
+from pipes.stages.keyed import MapMapper as Mapper
+from pipes.stages.keyed import MapShuffler as Shuffler
+from pipes.stages.keyed import MapZipper as Zipper
 from pipes.stages.wrapping import SequenceWrapper
 
-__all__ = ["DataChunk", "MapDataPipe", "Mapper", "SequenceWrapper", "functional_datapipe"]
+__all__ = [
+    "Batcher",
+    "Concater",
+    "DataChunk",
+    "MapDataPipe",
+    "Mapper",
+    "SequenceWrapper",
+    "Shuffler",
+    "Zipper",
+    "functional_datapipe",
+]

@@ -7,6 +7,7 @@ MODULES = (
     "filtering",
     "flattening",
     "joining",
+    "keyed",
     "mapping",
     "selecting",
     "sharding",

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from pipes.datapipe import IterDataPipe, MapDataPipe, Shard, functional_datapipe, length_of
+from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
 from pipes.run import Run
 from pipes.seeds import KeyedGenerator
 from pipes.stages.columns import apply_to_columns, check_columns
 from pipes.stages.wrapping import as_pipe
 from pipes.state import Capture, Position, count_from
 
-__all__ = ["MapMapper", "Mapper", "MapperRun"]
+__all__ = ["Mapper", "MapperRun"]
 
-T = TypeVar("T")
 R = TypeVar("R")
 
 
@@ -129,24 +128,3 @@ class Mapper(IterDataPipe[R]):
 
     def _length(self, shard: Shard) -> int:
         return length_of(self.datapipe, shard)
-
-
-@functional_datapipe("map")
-class MapMapper(MapDataPipe[R]):
-    """Give `fn(datapipe[key])` for a key, when it is asked for.
-
-    >>> from pipes.map import SequenceWrapper
-    >>> SequenceWrapper([1, 2]).map(str)[1]
-    '2'
-    """
-
-    def __init__(self, datapipe: MapDataPipe[T], fn: Callable[[T], R]) -> None:
-        check_columns(fn, None)
-        self.datapipe = datapipe
-        self.fn = fn
-
-    def __getitem__(self, index: Any) -> R:
-        return self.fn(self.datapipe[index])
-
-    def __len__(self) -> int:
-        return length_of(self.datapipe)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from pipes.stages.batching import UnBatcher
 from pipes.stages.wrapping import as_pipe
 from pipes.state import Anchors, Capture, Position, Ticks, count_from
 
-__all__ = ["Shuffler"]
+__all__ = ["Reshuffled", "Shuffler"]
 
 T = TypeVar("T")
 
@@ -141,8 +141,26 @@ class _InOrderRun(Run):
         return self.inputs[0].replay(count, wanted)
 
 
+class Reshuffled:
+    """The switches that every stage with a random order of its own has."""
+
+    _enabled = True
+    _seed: int | None = None
+    _seed_epoch: int | None = 0
+
+    def set_shuffle(self, shuffle: bool = True) -> Self:
+        """Switch the shuffle on or off (then elements pass in order); returns the pipe."""
+        self._enabled = shuffle
+        return self
+
+    def set_seed(self, seed: int) -> Self:
+        """Use `seed` for this stage, from its next iteration on as epoch 0; returns the pipe."""
+        self._seed, self._seed_epoch = seed, None
+        return self
+
+
 @functional_datapipe("shuffle")
-class Shuffler(IterDataPipe[T]):
+class Shuffler(Reshuffled, IterDataPipe[T]):
     """Shuffle through a buffer of `buffer_size` elements: each new one takes the place of a random one, which is given.
 
     The order is a function of (seed, epoch, stage, stream) alone, so a resume draws the same numbers without replaying
@@ -164,19 +182,6 @@ class Shuffler(IterDataPipe[T]):
         self.datapipe = source if unbatch_level == 0 else UnBatcher(source, unbatch_level)
         self.buffer_size = buffer_size
         self.unbatch_level = unbatch_level
-        self._enabled = True
-        self._seed: int | None = None
-        self._seed_epoch: int | None = 0
-
-    def set_shuffle(self, shuffle: bool = True) -> Shuffler[T]:
-        """Switch the shuffle on or off (then elements pass in order); returns the pipe."""
-        self._enabled = shuffle
-        return self
-
-    def set_seed(self, seed: int) -> Shuffler[T]:
-        """Use `seed` for this stage, from its next iteration on as epoch 0; returns the pipe."""
-        self._seed, self._seed_epoch = seed, None
-        return self
 
     def _make_run(self, context: Context, stage: str) -> Run:
         return _ShufflerRun(self, context, stage) if self._enabled else _InOrderRun(self, context, stage)

@@ -15,7 +15,7 @@ from pipes.errors import StateError
 from pipes.run import Node, Run
 from pipes.state import Capture, Position, Ticks, count_from
 
-__all__ = ["IterableWrapper", "MapToIterConverter", "SequenceWrapper", "as_pipe"]
+__all__ = ["IterableWrapper", "KeysRun", "MapToIterConverter", "SequenceWrapper", "as_pipe"]
 
 T = TypeVar("T")
 
@@ -184,7 +184,7 @@ class SequenceWrapper(MapDataPipe[T]):
         return len(self.sequence)
 
 
-class _KeysRun(Run):
+class KeysRun(Run):
     """Read a map pipe key by key; the position is the number of keys read."""
 
     stateful = True
@@ -199,7 +199,7 @@ class _KeysRun(Run):
     def _read(self) -> None:
         if self.cursor is not None:
             return
-        self.keys = self.pipe.indices or range(length_of(self.pipe.datapipe))
+        self.keys = self.ordered()
         if self.start > len(self.keys):
             raise StateError(
                 f"stage {self.stage} has {len(self.keys)} keys, but the state was saved after key {self.start}; the "
@@ -207,6 +207,10 @@ class _KeysRun(Run):
             )
         self.cursor = iter(self.keys)
         self.cursor.__setstate__(self.start)
+
+    def ordered(self) -> Sequence[Any]:
+        """Return the keys in the order in which they are read."""
+        return self.pipe.indices or range(length_of(self.pipe.datapipe))
 
     def elements(self) -> Iterator[Any]:
         self._read()
@@ -241,7 +245,7 @@ class MapToIterConverter(IterDataPipe[T]):
     [2, 1]
     """
 
-    run_class = _KeysRun
+    run_class = KeysRun
 
     def __init__(self, datapipe: MapDataPipe[T], indices: Iterable[Any] | None = None) -> None:
         if not isinstance(datapipe, MapDataPipe):
