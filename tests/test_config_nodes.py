@@ -91,7 +91,7 @@ WRONG = {
     "fork in the chain": (HEAD + "  - fork: 2\n", [(4, 5, "gives several pipes")]),
     "map pipe at the end": ("version: 1\npipe: [SequenceWrapper: [1]]", [(2, 1, "to_iter_datapipe")]),
     "iter stage on a map pipe": (
-        "version: 1\npipe: [SequenceWrapper: [1], batch: 2]",
+        "version: 1\npipe: [SequenceWrapper: [1], header: 2]",
         [(2, 30, "does not follow a map pipe; put 'to_iter_datapipe' before it")],
     ),
     "pipes is a list": ("version: 1\npipes: []\npipe: [IterableWrapper: []]", [(2, 8, "is a mapping of names")]),
