@@ -20,11 +20,31 @@ from operator import itemgetter
 from typing import Any, ClassVar
 
 from pipes.errors import GraphError, StateError, brief
-from pipes.node import Node, above_shard, automatic_shard_point, check_depth, inputs_of, stage_names, walk
+from pipes.node import (
+    Node,
+    above_shard,
+    automatic_shard_point,
+    check_depth,
+    describe_automatic_sharding,
+    inputs_of,
+    stage_names,
+    walk,
+)
 from pipes.seeds import Draws, derive_key
 from pipes.state import Capture, Captures, Position, Table, Ticks, count_from, table_of
 
-__all__ = ["Context", "Node", "Run", "ShardRun", "automatic_shard_point", "inputs_of", "pull", "stage_names", "walk"]
+__all__ = [
+    "Context",
+    "Node",
+    "Run",
+    "ShardRun",
+    "automatic_shard_point",
+    "describe_automatic_sharding",
+    "inputs_of",
+    "pull",
+    "stage_names",
+    "walk",
+]
 
 _first = itemgetter(0)
 
@@ -284,7 +304,9 @@ class Run:
         built = getattr(self.pipe, "_built", None)
         where = f" built at {built[0]}:{built[1]}" if built else ""
         what = f", on element {brief(element[0])}" if element else ""
-        error.add_note(f"in stage {self.stage}{where}{what}")
+        context = self.context
+        stream = f", in stream {context.stream} of {context.streams}" if context.streams > 1 else ""
+        error.add_note(f"in stage {self.stage}{where}{what}{stream}")
 
     def note_once(self, error: BaseException) -> None:
         """Add the note unless a stage above has added one: for stages through which errors from above pass."""

@@ -99,6 +99,10 @@ def _check_every_stop(
     for k in range(len(whole) + 2):
         state = saved(run)
         again = start(make(), state, **where)
+        captured = pickle.loads(pickle.dumps(run.captures()))
+        assert json.loads(json.dumps(again.table(captured))) == state, (
+            f"at {k}, another run describes captures otherwise"
+        )
         assert not equal or saved(again) == state, f"saved right after a load at {k}, the state differs"
         assert [plain(element) for element in again] == whole[k:], f"resume at {k} of {len(whole)} ({where})"
         if k < len(whole):

@@ -22,6 +22,8 @@ from pipes.run import Context, pull, stage_names
 
 Pipe = IterDataPipe[Any]
 
+pytestmark = pytest.mark.filterwarnings("ignore:stage .* has no state of its own")
+
 
 def numbers(size: int, first: int = 0) -> IterableWrapper[int]:
     return IterableWrapper(range(first, first + size))
@@ -29,6 +31,18 @@ def numbers(size: int, first: int = 0) -> IterableWrapper[int]:
 
 def in_text(value: Any) -> str:
     return f"<{value}>"
+
+
+class Replayed(IterDataPipe[Any]):
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source
+
+
+class Passing(Replayed):
+    stateless = True
 
 
 STAGES: list[tuple[str, Callable[[Pipe, int], Pipe]]] = [
@@ -51,6 +65,9 @@ STAGES: list[tuple[str, Callable[[Pipe, int], Pipe]]] = [
     ("mux", lambda p, n: p.mux(numbers(9 + 2 * n, 300))),
     ("fork", lambda p, n: (lambda a, b: a.zip(b.shuffle(n + 1)))(*p.fork(2))),
     ("demux", lambda p, n: (lambda a, b: a.concat(b))(*p.demux(2, lambda x: len(str(x)) % 2))),
+    ("own", lambda p, n: Passing(p)),
+    ("own_replayed", lambda p, n: Replayed(p)),
+    ("own_nested", lambda p, n: Passing(p.map(str)).shuffle(n)),
     ("off", lambda p, n: p.shuffle(3).set_shuffle(False)),
 ]
 
@@ -205,16 +222,6 @@ def test_five_hundred_stages_work() -> None:
     assert repr(pipe).count("\n") == 500
 
 
-class Passing(IterDataPipe[Any]):
-    stateless = True
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.source
-
-
 @pytest.mark.parametrize("add", [lambda p: p.map(abs), lambda p: p.shuffle(1), lambda p: p.batch(1).unbatch(), Passing])
 def test_a_graph_runs_or_is_refused_whatever_its_depth(add: Any) -> None:
     pipe: Any = numbers(4)
@@ -315,3 +322,14 @@ def test_running_allocates_nothing_that_grows_with_the_elements() -> None:
     # 15,000 elements went by; a block of draws, one batch and one anchor are what may come and go.
     assert after - before < 20_000
     assert peak - before < 40_000
+
+
+def test_a_note_names_the_stream_when_there_are_several() -> None:
+    def broken(x: int) -> int:
+        raise ValueError("bad")
+
+    with pytest.raises(ValueError, match="bad") as caught:
+        list(start(numbers(5).sharding_filter().map(broken), stream=1, streams=3))
+    [note] = caught.value.__notes__
+    assert note.startswith("in stage 2:Mapper built at ")
+    assert note.endswith("on element 1, in stream 1 of 3")
