@@ -18,7 +18,18 @@ from typing import Any, Protocol
 
 from pipes.errors import DataError, TruncatedError
 
-__all__ = ["COMPRESSIONS", "chunks_from", "decompress", "drop", "expand", "go_to", "read_chunks", "reader_of", "sniff"]
+__all__ = [
+    "COMPRESSIONS",
+    "chunks_from",
+    "decompress",
+    "drop",
+    "expand",
+    "go_to",
+    "read_chunks",
+    "reader_of",
+    "sniff",
+    "whole_lines",
+]
 
 # Large enough to make calls rare, small enough to stay in a core's own cache: 1 MiB was 15 % slower over tar.
 CHUNK = 1 << 18
@@ -287,3 +298,27 @@ def chunks_from(stream: Any, name: str, offset: int = 0) -> Iterator[bytes]:
         go_to(stream, name, offset, len(head))
         return read_chunks(stream, name)
     return drop(rest, offset)
+
+
+def whole_lines(chunks: Iterable[bytes], *, lone_cr: bool = False) -> Iterator[bytes]:
+    """The chunks cut anew behind a LF (with `lone_cr`, or behind a CR without LF); only the last may lack it.
+
+    >>> list(whole_lines([b"a\\nb", b"c\\n\\nd"]))
+    [b'a\\n', b'bc\\n\\n', b'd']
+    """
+    parts: list[bytes] = []
+    for chunk in chunks:
+        cut = chunk.rfind(b"\n") + 1
+        if lone_cr:
+            # A CR at the very end may have its LF in the next chunk.
+            cut = max(cut, chunk.rfind(b"\r", 0, max(len(chunk) - 1, 0)) + 1)
+        if not cut:
+            parts.append(chunk)
+            continue
+        # Joined only when a line ends, so that a line of many chunks is copied once.
+        parts.append(chunk[:cut])
+        yield b"".join(parts)
+        parts = [chunk[cut:]] if cut < len(chunk) else []
+    rest = b"".join(parts)
+    if rest:
+        yield rest

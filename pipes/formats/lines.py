@@ -8,8 +8,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from pipes.datapipe import IterDataPipe, functional_datapipe
-from pipes.formats.chunks import CHUNK, go_to, read_chunks, reader_of
-from pipes.formats.jsonl import split_lines
+from pipes.formats.chunks import CHUNK, go_to, read_chunks, reader_of, whole_lines
 from pipes.formats.records import RecordsRun, is_text
 from pipes.stages.wrapping import as_pipe
 from pipes.state import count_from
@@ -38,10 +37,15 @@ class _LinesRun(RecordsRun):
 
     def _of_bytes(self, stream: Any, path: str) -> Iterator[bytes]:
         strip = self.pipe.strip_newline
-        for lines, end in split_lines(read_chunks(stream, path)):
+        for block in whole_lines(read_chunks(stream, path)):
+            lines = block.split(b"\n")
+            last = lines.pop()
             for line in lines:
-                self.offset += len(line) + end
-                yield line.rstrip(b"\r") if strip else line + b"\n" * end
+                self.offset += len(line) + 1
+                yield line.rstrip(b"\r") if strip else line + b"\n"
+            if last:
+                self.offset += len(last)
+                yield last.rstrip(b"\r") if strip else last
 
     def _of_text(self, stream: Any, skip: int) -> Iterator[str]:
         strip = self.pipe.strip_newline

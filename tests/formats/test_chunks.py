@@ -8,13 +8,14 @@ import io
 import lzma
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipes.errors import DataError, TruncatedError
-from pipes.formats.chunks import CHUNK, chunks_from, decompress, drop, expand, go_to, read_chunks, sniff
+from pipes.formats.chunks import CHUNK, chunks_from, decompress, drop, expand, go_to, read_chunks, sniff, whole_lines
 
 
 def zstd(data: bytes) -> bytes:
@@ -158,3 +159,12 @@ def test_content_begins_where_the_stream_stands() -> None:
     stream = io.BytesIO(b"before" + DATA)
     stream.seek(6)
     assert b"".join(chunks_from(stream, "a", 100)) == DATA[100:]
+
+
+@given(st.lists(st.binary(max_size=6) | st.sampled_from([b"\r", b"\n", b"\r\n", b"a\r"])))
+def test_whole_lines(chunks: list[bytes]) -> None:
+    for lone_cr in (False, True):
+        blocks = list(whole_lines(chunks, lone_cr=lone_cr))
+        assert b"".join(blocks) == b"".join(chunks)
+        for block, after in pairwise(blocks):
+            assert block.endswith(b"\n") or (lone_cr and block.endswith(b"\r") and not after.startswith(b"\n"))

@@ -80,3 +80,17 @@ def test_byte_order_mark_empty_text_and_own_loads() -> None:
     assert list(JsonLines([], "a")) == []
     assert list(JsonLines([b"\n \r\n"], "a")) == []
     assert list(JsonLines([b"[1]\n[2]"], "a", loads=len)) == [3, 3]
+
+
+@pytest.mark.parametrize(
+    "line", ['  {"a": 1} \t', "1 2", "[1] x", "", "NaN", '{"a": 1}}', "\x0b1", "1\x0b", '"\ud800"', "01"]
+)
+def test_every_line_is_what_json_makes_of_it(line: str) -> None:
+    data = line.encode("utf-8", "surrogatepass")
+    try:
+        expected = [json.loads(data.decode())] if line.strip() else []
+    except ValueError:
+        with pytest.raises(DataError, match="line 1, which begins at byte 0"):
+            list(JsonLines([data], "a"))
+    else:
+        assert repr(list(JsonLines([data], "a"))) == repr(expected)
