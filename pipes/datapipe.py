@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from pipes.errors import GraphError
 from pipes.iteration import iterate
+from pipes.node import built_at
 from pipes.run import Context, Node, Run
 from pipes.tree import parameters_of, tree_of
 from pipes.user_run import UserRun
@@ -50,7 +51,7 @@ Class = TypeVar("Class", bound=type)
 
 _HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 # What running leaves on a pipe and no copy of it takes along.
-_UNSAVED = frozenset({"_iterations", "_seed_epoch", "_generation", "_sharding_told"})
+_UNSAVED = frozenset({"_pipes_epoch", "_seed_epoch", "_generation", "_sharding_told"})
 _CATALOGUES = ("pipes.iter", "pipes.map")
 
 # A shard is (number of this stream, number of streams); the whole is one stream of one.
@@ -129,12 +130,15 @@ class _Described(Node):
     @classmethod
     def register_datapipe_as_function(cls, name: str, maker: Callable[..., Any], **_ignored: Any) -> None:
         """Make `.name(...)` build `maker(self, ...)` on every pipe of this family; a taken name is refused."""
-        if name in cls.functions:
+        known = cls.functions.get(name)
+        # The same definition run again, as a notebook's cell or a reloaded module, takes the place of the older.
+        again = known is not None and (known.__module__, known.__qualname__) == (maker.__module__, maker.__qualname__)
+        if known is not None and not again:
             raise GraphError(
-                f"the chained name '{name}' is already taken by {cls.functions[name].__qualname__}; choose another, "
+                f"the chained name '{name}' is already taken by {known.__qualname__}; choose another, "
                 f"or apply your class with .then({maker.__name__}, ...)"
             )
-        if hasattr(cls, name) or not name.isidentifier():
+        if (hasattr(cls, name) and not again) or not name.isidentifier():
             raise GraphError(
                 f"'{name}' cannot be a chained name: it is an attribute of {cls.__name__} or no identifier"
             )
@@ -197,7 +201,7 @@ class IterDataPipe(ChainedIter[T_co], _Described, IterableDataset[T_co]):
 
     def __len__(self) -> int:
         try:
-            return self._length(WHOLE)
+            return type(self)._length(self, WHOLE)
         except RecursionError:
             raise no_length(self, "the graph is too deep to count; raise Python's recursion limit") from None
 
@@ -209,7 +213,7 @@ class IterDataPipe(ChainedIter[T_co], _Described, IterableDataset[T_co]):
         raise no_length(self)
 
     def _make_run(self, context: Context, stage: str) -> Run:
-        return self._run_class()(self, context, stage)
+        return IterDataPipe._run_class(self)(self, context, stage)
 
     def _run_class(self) -> type[Run]:
         """Return the run class of the built-in stage, also in a user's subclass that has an `__iter__` of its own."""
@@ -298,15 +302,14 @@ def functional_datapipe(name: str, enable_df_api_tracing: bool = False) -> Calla
 
 def no_length(pipe: Any, why: str = "") -> TypeError:
     """Return the TypeError that says which stage has no length."""
-    built = getattr(pipe, "_built", None)
-    where = f" (built at {built[0]}:{built[1]})" if built else ""
+    where = built_at(pipe)
     return TypeError(f"{type(pipe).__name__}{where} has no length{': ' + why if why else ''}")
 
 
 def length_of(source: Any, shard: Shard = WHOLE) -> int:
     """Return the length of a stage's input for `shard`, or raise TypeError naming the stage that has none."""
     if isinstance(source, IterDataPipe) and type(source).__len__ is IterDataPipe.__len__:
-        return source._length(shard)
+        return type(source)._length(source, shard)
     if isinstance(source, Sized):
         return len(source)
     raise no_length(source)

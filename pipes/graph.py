@@ -168,7 +168,7 @@ def clone(datapipe: AnyPipe, instead: Mapping[int, Node] | None = None) -> AnyPi
     made.update(instead or {})
     for node in copies:
         for name, value in list(vars(node).items()):
-            if name not in node._opaque:
+            if name not in type(node)._opaque:
                 renewed = _swapped(value, made)
                 if renewed is not value:
                     node.__dict__[name] = renewed
@@ -273,7 +273,7 @@ def _last(graph: DataPipeGraph) -> Node:
 
 def _replace_inputs(pipe: Node, old: Node, new: Node) -> None:
     for name, value in list(vars(pipe).items()):
-        if name not in pipe._opaque:
+        if name not in type(pipe)._opaque:
             renewed = _swapped(value, {id(old): new})
             if renewed is not value:
                 setattr(pipe, name, renewed)

@@ -122,7 +122,7 @@ def _join_generations(context: Context) -> list[Node]:
         seen.add(id(node))
         private.append(node)
         for source in inputs_of(node):
-            if source._shared:
+            if type(source)._shared:
                 shared.setdefault(id(source), (source, []))[1].append(node)
             else:
                 pending.append(source)
@@ -163,8 +163,8 @@ def _replace(context: Context, name: str) -> None:
 def _context_of_its_own(pipe: Node) -> Context:
     from torch.utils.data import get_worker_info
 
-    epoch = pipe.__dict__.get("_iterations", 0)
-    pipe.__dict__["_iterations"] = epoch + 1
+    epoch = pipe.__dict__.get("_pipes_epoch", 0)
+    pipe.__dict__["_pipes_epoch"] = epoch + 1
     info = get_worker_info()
     rank, world = _rank()
     nodes = walk(pipe)
@@ -188,7 +188,7 @@ def _sharded_by_hand(nodes: list[Node], workers: int, world: int) -> tuple[bool,
     """Return whether the graph is split among (workers, ranks) already: by apply_sharding, or by a user's pipe."""
     by_worker = by_rank = False
     for node in nodes:
-        levels = node._levels_by_hand(workers, world)
+        levels = type(node)._levels_by_hand(node, workers, world)
         by_worker, by_rank = by_worker or "worker" in levels, by_rank or "rank" in levels
         if not type(node).__module__.startswith("pipes."):
             names = _names_used(type(node))

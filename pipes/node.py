@@ -15,9 +15,11 @@ __all__ = [
     "Node",
     "above_shard",
     "automatic_shard_point",
+    "built_at",
     "check_depth",
     "describe_automatic_sharding",
     "inputs_of",
+    "label_of",
     "stage_names",
     "walk",
 ]
@@ -28,7 +30,10 @@ _SPARE_FRAMES = 100
 
 
 class Node:
-    """Marker base of all that can stand in a graph: iterable pipes and map pipes."""
+    """Marker base of all that can stand in a graph: iterable pipes and map pipes.
+
+    Its traits are read from the class, for a user's pipe may keep what it likes under such a name.
+    """
 
     _opaque: ClassVar[frozenset[str]] = frozenset()
     _shared: ClassVar[bool] = False
@@ -36,11 +41,6 @@ class Node:
     _iterable: ClassVar[bool] = True
     # How many levels of Python's recursion limit one stage takes while it runs.
     _levels: ClassVar[int] = 1
-
-    @property
-    def _label(self) -> str:
-        """The class name as stage ids show it."""
-        return type(self).__name__.lstrip("_")
 
     def _make_run(self, context: Context, stage: str) -> Run:
         raise GraphError(
@@ -54,6 +54,17 @@ class Node:
     def _is_replayed(self) -> bool:
         """Return whether a restore replays this stage, and so all upstream of it, from the start of the epoch."""
         return False
+
+
+def label_of(pipe: Node) -> str:
+    """Return the class name as stage ids show it."""
+    return type(pipe).__name__.lstrip("_")
+
+
+def built_at(pipe: object, form: str = " (built at {})") -> str:
+    """Return `form` with the file:line where the user built `pipe`; "" when that is not known."""
+    built = getattr(pipe, "__dict__", {}).get("_built")
+    return form.format(f"{built[0]}:{built[1]}") if isinstance(built, tuple) and len(built) == 2 else ""
 
 
 def inputs_of(pipe: Node) -> list[Node]:
@@ -79,7 +90,7 @@ def inputs_of(pipe: Node) -> list[Node]:
                 look(item)
 
     for name, value in vars(pipe).items():
-        if name not in pipe._opaque:
+        if name not in type(pipe)._opaque:
             look(value)
     return list(found.values())
 
@@ -102,17 +113,19 @@ def walk(pipe: Node) -> list[Node]:
 
 def stage_names(pipe: Node) -> dict[int, str]:
     """Return `{id(pipe): stage id}` for the graph; a stage id is the place in the graph and the class name."""
-    return {id(node): f"{place}:{node._label}" for place, node in enumerate(walk(pipe))}
+    return {id(node): f"{place}:{label_of(node)}" for place, node in enumerate(walk(pipe))}
 
 
 def check_depth(last: Node, nodes: Sequence[Node]) -> None:
     """Refuse a graph that would run into Python's recursion limit."""
     limit = sys.getrecursionlimit()
-    if sum(node._levels for node in nodes) < limit // 2:
+    if sum(type(node)._levels for node in nodes) < limit // 2:
         return
     depths: dict[int, int] = {}
     for node in nodes:
-        depths[id(node)] = node._levels + max((depths.get(id(source), 0) for source in inputs_of(node)), default=0)
+        depths[id(node)] = type(node)._levels + max(
+            (depths.get(id(source), 0) for source in inputs_of(node)), default=0
+        )
     used, frame = 0, sys._getframe()
     while frame.f_back is not None:
         used, frame = used + 1, frame.f_back
@@ -128,7 +141,7 @@ def above_shard(nodes: Sequence[Node], shard_after: Node | None) -> frozenset[in
     """Return the ids of all pipes that feed a shard point, directly or not, the shard points included."""
     above: set[int] = set()
     for node in reversed(nodes):
-        if node._shards or node is shard_after or id(node) in above:
+        if type(node)._shards or node is shard_after or id(node) in above:
             above.add(id(node))
             above.update(id(source) for source in inputs_of(node))
     return frozenset(above)
@@ -139,10 +152,10 @@ def automatic_shard_point(nodes: Sequence[Node]) -> Node | None:
 
     That is the source of a linear graph, and of any other the last stage where branches meet.
     """
-    if any(node._shards for node in nodes):
+    if any(type(node)._shards for node in nodes):
         return None
     node = nodes[-1]
-    while len(sources := [source for source in inputs_of(node) if source._iterable]) == 1:
+    while len(sources := [source for source in inputs_of(node) if type(source)._iterable]) == 1:
         node = sources[0]
     return node
 
@@ -154,8 +167,7 @@ def describe_automatic_sharding(pipe: Node) -> str | None:
     if point is None:
         return None
     names = stage_names(pipe)
-    built = getattr(point, "_built", None)
-    where = f" (built at {built[0]}:{built[1]})" if built else ""
+    where = built_at(point)
     repeated = [names[id(node)] for node in walk(point)]
     listed = ", ".join(repeated[:4]) + (f" and {len(repeated) - 4} more" if len(repeated) > 4 else "")
     return (

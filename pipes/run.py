@@ -24,9 +24,11 @@ from pipes.node import (
     Node,
     above_shard,
     automatic_shard_point,
+    built_at,
     check_depth,
     describe_automatic_sharding,
     inputs_of,
+    label_of,
     stage_names,
     walk,
 )
@@ -116,7 +118,7 @@ class Context:
     def _known(self, pipe: Node) -> Run | None:
         """Return the run of `pipe` if it is open and may be shared; refuse a second reader of any other."""
         run = self.runs.get(id(pipe))
-        if run is not None and not pipe._shared:
+        if run is not None and not type(pipe)._shared:
             raise GraphError(
                 f"{self.names[id(pipe)]} feeds two stages of one graph; a pipe has one iterator, "
                 "so give each its own copy of the elements with .fork(2)"
@@ -124,13 +126,13 @@ class Context:
         return run
 
     def _new_run(self, pipe: Node) -> Run:
-        run = self.runs[id(pipe)] = pipe._make_run(self, self.names[id(pipe)])
+        run = self.runs[id(pipe)] = type(pipe)._make_run(pipe, self, self.names[id(pipe)])
         return run
 
     def _positions(self, pipe: Node, run: Run, table: Table | None) -> tuple[Position, Table | None, Table | None]:
         """Return the position of `run`, the table it stands in, and the table for what is upstream of it."""
         position = None if table is None else table.get(run.stage)
-        if pipe._shared and self.table is not None:
+        if type(pipe)._shared and self.table is not None:
             position = self._oldest_shared(pipe, run.stage, position)
         return position, table, run.anchor_table(position) if run.anchored else table
 
@@ -148,7 +150,7 @@ class Context:
                     pending.append(item)
         if not found:
             return None
-        if any(each is pipe for node in self.nodes if node._is_replayed() for each in walk(node)):
+        if any(each is pipe for node in self.nodes if type(node)._is_replayed(node) for each in walk(node)):
             # A child's reader is replayed from the start, so the shared stage must be, too.
             taken = max(count_from(item, "taken", stage) for item in found)
             return {"taken": taken, "anchor": {"taken": 0, "table": {}}}
@@ -167,7 +169,7 @@ class Context:
         """Return a context for a graph that stage `stage` built, or found, while it ran: its iteration `number`."""
         child = self.again(last, number)
         child.nodes = walk(last)
-        own = {id(node): f"{stage}/{place}:{node._label}" for place, node in enumerate(child.nodes)}
+        own = {id(node): f"{stage}/{place}:{label_of(node)}" for place, node in enumerate(child.nodes)}
         child.names = {**own, **self.names}
         return child
 
@@ -301,8 +303,7 @@ class Run:
 
     def note(self, error: BaseException, *element: Any) -> None:
         """Add to `error` which stage it came from, where that was built and on which element."""
-        built = getattr(self.pipe, "_built", None)
-        where = f" built at {built[0]}:{built[1]}" if built else ""
+        where = built_at(self.pipe, " built at {}")
         what = f", on element {brief(element[0])}" if element else ""
         context = self.context
         stream = f", in stream {context.stream} of {context.streams}" if context.streams > 1 else ""

@@ -55,7 +55,7 @@ class UserRun(Run):
         super().__init__(pipe, context, stage)
         cls = type(pipe)
         self.remembers = callable(getattr(cls, "state_dict", None)) and callable(getattr(cls, "load_state_dict", None))
-        self.replays = pipe._is_replayed()
+        self.replays = cls._is_replayed(pipe)
         self.sources = {str(place): source for place, source in enumerate(inputs_of(pipe))}
         self.maker = cls._stage_maker
         if self.maker is not None:
@@ -86,7 +86,7 @@ class UserRun(Run):
         if _SUPER not in self.sources:
             # Whether a subclass of a built-in stage reads its source or asks its base to do so shows later.
             for name, source in self.sources.items():
-                if name not in self.slots and source._iterable:
+                if name not in self.slots and type(source)._iterable:
                     self._open(name, 0, None)
         if self.replays and position and not self.ended:
             self.skip = count_from(position, "given", self.stage)
@@ -102,7 +102,7 @@ class UserRun(Run):
 
     def _run_of(self, name: str, pipe: Node, round_: int, table: Table | None) -> Run:
         context = self.context
-        fresh = round_ == 0 and (name == _SUPER or id(pipe) not in context.runs or pipe._shared)
+        fresh = round_ == 0 and (name == _SUPER or id(pipe) not in context.runs or type(pipe)._shared)
         if name != _SUPER:
             return context.open(pipe, table) if fresh else context.again(pipe, round_).start(table)
         if not fresh or any(id(source) in context.runs for source in inputs_of(pipe)):

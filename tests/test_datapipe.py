@@ -308,3 +308,24 @@ def test_a_value_whose_repr_fails_does_not_stop_the_rest() -> None:
         __hash__ = None  # type: ignore[assignment]
 
     assert "url=<Bad" in repr(Secretive(numbers(1), "x", url=Bad()))  # type: ignore[arg-type]
+
+
+def test_a_definition_that_is_run_again_takes_its_own_name_again() -> None:
+    def cell(by: int) -> Any:
+        @functional_datapipe("test_scaled")
+        class Scaled(IterDataPipe[int]):
+            def __init__(self, source: Any) -> None:
+                self.source = source
+
+            def __iter__(self) -> Iterator[int]:
+                return (by * x for x in self.source)
+
+        return Scaled
+
+    cell(2)
+    pipe: Any = numbers(3)
+    assert list(pipe.test_scaled()) == [0, 2, 4]
+    cell(3)
+    assert list(pipe.test_scaled()) == [0, 3, 6]
+    with pytest.raises(GraphError, match="already taken"):
+        functional_datapipe("test_scaled")(Doubled)

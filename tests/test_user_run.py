@@ -451,3 +451,27 @@ def test_pipes_pickle_before_during_and_after_iteration(cls: Any) -> None:
     assert list(copy) == whole
     assert len(list(iterator)) == 2
     assert list(pickle.loads(pickle.dumps(pipe))) == whole
+
+
+class Squatter(Reader):
+    """Keeps things of its own under names that the library uses for its traits."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__(source)
+        self._shards = self._shared = self._opaque = self._levels = ["mine"]
+        self._iterable = self._length = self._make_run = self._label = self._built = None
+        self._is_replayed = self._iterations = 7
+
+    def __iter__(self) -> Iterator[Any]:
+        self._iterations += 1
+        yield from self.source
+
+
+def test_a_users_attributes_may_have_any_name() -> None:
+    check_stage(lambda: Squatter(numbers(6).shuffle(3)).shuffle(2), streams=(1, 2), epochs=1)
+    pipe = Squatter(numbers(3))
+    assert list(pipe) == [0, 1, 2]
+    assert pipe._iterations == 8
+    assert "1:Squatter()" in repr(pipe)
+    with pytest.raises(TypeError, match="Squatter has no length"):
+        len(pipe.batch(2))
