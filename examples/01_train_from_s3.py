@@ -11,6 +11,7 @@ Exit status 1 says that a sample was lost or came twice, that the resumed batche
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -241,11 +242,31 @@ def report(
     return same and lost == 0 and doubled == 0 and restarts == 1 and accuracy > 0.9
 
 
+def serve(bucket: str) -> None:
+    """Say how to look at the store, and wait for Ctrl-C."""
+    name, _, prefix = bucket.removeprefix("s3://").strip("/").partition("/")
+    prefix = f"{prefix}/train" if prefix else "train"
+    settings = [
+        f"--set BUCKET={name}",
+        f"--set PREFIX={prefix}",
+        f"--set ENDPOINT={os.environ.get('AWS_ENDPOINT_URL', '')}",
+    ]
+    credentials = "AWS_ACCESS_KEY_ID=demo AWS_SECRET_ACCESS_KEY=demo " if bucket == "s3://shapes" else ""
+    console.print("In another terminal:", highlight=False)
+    print(f"  {credentials}pipes-inspect examples/graph.yaml --peek 2 {' '.join(settings)}")
+    console.print("Ctrl-C ends it.")
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.pause()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bucket", help="s3://bucket/prefix of a store of your own")
     parser.add_argument("--endpoint-url", help="its address, if it is not Amazon's")
     parser.add_argument("--make", action="store_true", help="make the shards and upload them there first")
+    parser.add_argument(
+        "--serve", action="store_true", help="keep the store up and look at it with pipes-inspect, no training"
+    )
     parser.add_argument("--samples", type=int, default=4000)
     parser.add_argument("--shards", type=int, default=20)
     parser.add_argument("--workers", type=int, default=2)
@@ -263,6 +284,9 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 nbytes = upload_shards(options.bucket, Path(folder), options.samples, options.shards)
             console.print(f"made {options.samples:,} images in {options.shards} shards, uploaded {nbytes / 1e6:.1f} MB")
+        if options.serve:
+            serve(options.bucket)
+            return
         fine = run(options.bucket.rstrip("/"), options.workers)
     console.print(f"{time.perf_counter() - started:.0f} s in all")
     sys.exit(0 if fine else 1)
