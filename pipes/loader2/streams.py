@@ -197,8 +197,12 @@ class Stream:
             self.ended = True
             self.close()
             raise
-        except BaseException:
+        except BaseException as error:
             self._failed = True
+            if isinstance(error.__cause__, StopIteration):
+                # A user's function raised it, and Python made this error of it; what the stage noted is on that.
+                for note in getattr(error.__cause__, "__notes__", ()):
+                    error.add_note(note)
             raise
         self.given += 1
         if self._keeps_generators:

@@ -30,7 +30,7 @@ class _FilterRun(Run):
                         f"a filter function answers with a bool, but {_name(self.pipe.filter_fn)} gave "
                         f"{type(verdict).__name__}; wrap it in bool(...)"
                     )
-            except Exception as error:
+            except BaseException as error:
                 self.note(error, element)
                 raise
             if verdict:

@@ -74,7 +74,7 @@ class ExpandingRun(Run):
                 self.ticks, self.skip = Ticks(skip), 0
             for output, _ in zip(outputs, self.ticks, strict=False):
                 yield output
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.note(error, element)
             raise
 

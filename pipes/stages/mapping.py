@@ -25,7 +25,7 @@ class MapperRun(Run):
         for element in self.inputs[0]:
             try:
                 result = function(element)
-            except Exception as error:
+            except BaseException as error:
                 self.note(error, element)
                 raise
             yield result
@@ -38,7 +38,7 @@ class MapperRun(Run):
         """Return `function(element)`; an error gets the note that names stage and element."""
         try:
             return function(element, **named)
-        except Exception as error:
+        except BaseException as error:
             self.note(error, element)
             raise
 
@@ -59,7 +59,7 @@ class _KeyedMapperRun(MapperRun):
             self.taken = ordinal + 1
             try:
                 result = function(element, rng=generators.at(ordinal))
-            except Exception as error:
+            except BaseException as error:
                 self.note(error, element)
                 raise
             yield result

@@ -73,7 +73,7 @@ class _ShufflerRun(Run):
             return
         taken, given = count_from(position, "taken", self.stage), count_from(position, "given", self.stage)
         anchor = count_from(position["anchor"], "taken", self.stage)
-        if given > taken or anchor > taken or (given and taken - given > self.size):
+        if given > taken or anchor > taken or taken - given > self.size:
             raise StateError(f"the saved state is damaged: the counts of stage {self.stage} contradict each other")
         held = held_inputs(self.draws(), self.size, taken, given)
         order = sorted(range(len(held)), key=held.__getitem__)

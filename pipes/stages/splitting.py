@@ -107,7 +107,7 @@ class _DemultiplexerRun(_SplitterRun):
                     f"the classifier of stage {self.stage} gave {number!r}, but the children are numbered 0 to "
                     f"{pipe.num_instances - 1}" + ("; drop_none=True leaves out None" if number is None else "")
                 )
-        except Exception as error:
+        except BaseException as error:
             self.note(error, element)
             raise
         return range(int(number), int(number) + 1)
