@@ -16,7 +16,10 @@ import cloudpickle
 import torch
 
 from pipes import IterDataPipe
+from pipes.config import dump_graph, load_graph
+from pipes.errors import ConfigError
 from pipes.iter import IterableWrapper
+from pipes.node import walk
 from pipes.run import Context, Run
 
 SEED = 11
@@ -63,6 +66,7 @@ def check_stage(
             for epoch in range(epochs):
                 _check_every_stop(make, epoch, stream, count, equal_state)
     _check_chain(make)
+    _check_yaml(make)
     _check_fresh_process(make)
 
 
@@ -105,11 +109,26 @@ def _check_every_stop(
         )
         assert not equal or saved(again) == state, f"saved right after a load at {k}, the state differs"
         assert [plain(element) for element in again] == whole[k:], f"resume at {k} of {len(whole)} ({where})"
+        again.context.close()
         if k < len(whole):
             assert plain(next(iterator)) == whole[k], f"saving at {k} changed what follows"
         else:
             assert next(iterator, "end") == "end"
     run.context.close()
+
+
+def _check_yaml(make: Callable[[], IterDataPipe[Any]]) -> None:
+    try:
+        text = dump_graph(make())
+    except ConfigError:  # it holds what YAML does not name: a lambda, data that is no list
+        return
+    named = {
+        f"{value.__module__}:{value.__qualname__}": value
+        for node in walk(make())
+        for value in vars(node).values()
+        if callable(value) and hasattr(value, "__qualname__")
+    }
+    assert plain(list(start(load_graph(text, functions=named)))) == plain(list(start(make()))), f"YAML gives another graph:\n{text}"
 
 
 def _check_chain(make: Callable[[], IterDataPipe[Any]]) -> None:
