@@ -19,7 +19,7 @@ from typing import Any
 
 from pipes.datapipe import IterDataPipe, MapDataPipe
 
-__all__ = ["COMMAND", "PATH", "main", "render"]
+__all__ = ["COMMAND", "PATH", "is_built_in", "main", "render"]
 
 PATH = Path(__file__).with_name("_chained.py")
 COMMAND = "python -m pipes._generate_chained"
@@ -58,13 +58,17 @@ def render() -> str:
     return _formatted("\n".join([_HEAD, *imports, *guarded, "", *lines, "", *classes]))
 
 
+def is_built_in(maker: Callable[..., Any]) -> bool:
+    """Return whether `maker` stands in a module of this package; what a doctest there defines does not."""
+    module = sys.modules.get(maker.__module__)
+    return maker.__module__.startswith("pipes.") and getattr(module, maker.__qualname__, None) is maker
+
+
 def _mixin(
     name: str, family: str, functions: dict[str, Callable[..., Any]], needed: dict[str, str], variables: dict[str, str]
 ) -> str:
     methods = [
-        _method(chained, maker, needed, variables)
-        for chained, maker in sorted(functions.items())
-        if maker.__module__.startswith("pipes.")
+        _method(chained, maker, needed, variables) for chained, maker in sorted(functions.items()) if is_built_in(maker)
     ]
     return "\n".join(
         [f"class {name}(Generic[T_co]):", f'    """The chained methods of {family} pipes."""', "", *methods]
