@@ -130,10 +130,12 @@ def show(rows: Iterable[Row], *, title: str, as_json: bool = False, notes: Itera
             f"{one.theirs:,.4g}",
             one.unit,
             f"[{'green' if met else 'bold red'}]{one.ratio:.2f}x[/]",
-            "" if one.target is None else f"≥ {one.target:g}x",
+            "" if one.target is None else f"≥ {one.target:.2g}x",
         ]
         table.add_row(*cells, *([one.note] if any(each.note for each in rows) else []))
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
     console.print(table)
     for note in notes:
         console.print(note, style="dim", highlight=False)

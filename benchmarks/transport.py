@@ -24,9 +24,9 @@ from pipes.loader2 import DataLoader2, MultiProcessingReadingService
 BATCH = 64
 CASES: dict[str, tuple[tuple[int, ...], torch.dtype, int, float]] = {
     # name: (shape of a sample, dtype, batches measured, the ratio to torch's DataLoader that is promised)
-    "64×3×224×224 float32": ((3, 224, 224), torch.float32, 150, 8),
-    "64×3×224×224 uint8": ((3, 224, 224), torch.uint8, 400, 10),
-    "64×512 int64": ((512,), torch.int64, 1500, 5),
+    "64x3x224x224 float32": ((3, 224, 224), torch.float32, 150, 8),
+    "64x3x224x224 uint8": ((3, 224, 224), torch.uint8, 400, 10),
+    "64x512 int64": ((512,), torch.int64, 1500, 5),
 }
 WARM = 30
 
@@ -45,7 +45,7 @@ class Ready:
 
 
 class Decode:
-    """Decodes one prepared JPEG of 256×256, whatever the index."""
+    """Decodes one prepared JPEG of 256x256, whatever the index."""
 
     def __init__(self) -> None:
         from PIL import Image
@@ -138,7 +138,7 @@ def measure_jpeg(workers: int, rounds: int) -> Row:
     for _ in range(rounds):
         mine.append(ours(Decode(), workers, count)[0])
         other.append(theirs(Decode(), workers, count))
-    name = f"JPEG 256×256 decoded in {workers} worker{'s' if workers > 1 else ''}"
+    name = f"JPEG 256x256 decoded in {workers} worker{'s' if workers > 1 else ''}"
     note = "decoding is the work here, not transport"
     return row("transport", name, "torch DataLoader", median(mine), median(other), "batches/s", more_is_better=True,
                note=note)  # fmt: skip

@@ -128,7 +128,8 @@ def _check_yaml(make: Callable[[], IterDataPipe[Any]]) -> None:
         for value in vars(node).values()
         if callable(value) and hasattr(value, "__qualname__")
     }
-    assert plain(list(start(load_graph(text, functions=named)))) == plain(list(start(make()))), f"YAML gives another graph:\n{text}"
+    again = load_graph(text, functions=named)
+    assert plain(list(start(again))) == plain(list(start(make()))), f"YAML gives another graph:\n{text}"
 
 
 def _check_chain(make: Callable[[], IterDataPipe[Any]]) -> None:
