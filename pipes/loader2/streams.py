@@ -26,6 +26,7 @@ from pipes.datapipe import IterDataPipe, MapDataPipe
 from pipes.errors import StateError
 from pipes.run import Context, Node, Run, inputs_of, walk
 from pipes.seeds import GlobalGenerators, derive_key, seed_globals
+from pipes.stages.collating import Collator
 from pipes.stages.filtering import Filter
 from pipes.stages.mapping import Mapper
 from pipes.stages.selecting import Enumerator, Header, Skipper
@@ -34,7 +35,7 @@ from pipes.stages.wrapping import IterableWrapper, SequenceWrapper
 from pipes.state import Captures, Table
 from pipes.user_run import UserRun
 
-__all__ = ["Plan", "Snapshot", "Stream", "StreamState", "calls_user", "describe", "unit_size"]
+__all__ = ["Plan", "Snapshot", "Stream", "StreamState", "calls_user", "collates_last", "describe", "unit_size"]
 
 Snapshot = tuple[int, Captures]
 
@@ -110,6 +111,20 @@ def unit_size(graph: Node) -> int:
             return _UNIT
         node = sources[0]
     return 1
+
+
+def collates_last(graph: Node) -> bool:
+    """Return whether what the graph's collate stacks leaves the graph at once.
+
+    A later stage that keeps or repeats elements would share their memory with main, which may change it.
+    """
+    node = graph
+    while not isinstance(node, Collator):
+        sources = inputs_of(node)
+        if not isinstance(node, _PASSING) or len(sources) != 1:
+            return False
+        node = sources[0]
+    return True
 
 
 def describe(graph: IterDataPipe[Any], plan: Plan, number: int, captures: Captures) -> Table:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +36,7 @@ from pipes.loader2.random import seeds_of
 from pipes.loader2.remote_error import pack_error
 from pipes.loader2.shipping import unship
 from pipes.loader2.slabs import SlabPool
-from pipes.loader2.streams import Plan, Stream, StreamState
+from pipes.loader2.streams import Plan, Stream, StreamState, collates_last
 from pipes.stages import collating
 
 __all__ = ["Job", "WorkerInfo", "work"]
@@ -144,6 +145,7 @@ class _Worker:
         self._snapshots.clear()
         self._plan, self._states = plan, dict(states)
         self._epoch_graph: IterDataPipe[Any] | None = None
+        self._collates_last = False
         self._turns = RoundRobin(
             {number: state.given for number, state in states}, [number for number, state in states if state.ended]
         )
@@ -159,6 +161,7 @@ class _Worker:
         if number not in self._streams:
             if self._epoch_graph is None:
                 self._epoch_graph = self._reset_graph()
+                self._collates_last = collates_last(self._epoch_graph)
             self._streams[number] = Stream(
                 self._epoch_graph, self._plan, number, self._states[number], shares=len(self._states) > 1
             )
@@ -180,7 +183,7 @@ class _Worker:
             stream = self._stream(number)
             given = stream.given
             try:
-                with collating_into(self._pool):
+                with collating_into(self._pool) if self._collates_last else nullcontext():
                     output = stream.next()
             except StopIteration:
                 self._turns.end()

@@ -16,9 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch.utils.data import default_collate as torch_collate
 
+from pipes.iter import IterableWrapper
+from pipes.loader2 import DataLoader2, MultiProcessingReadingService
 from pipes.loader2.collate import collate_into, collating_into, default_collate
 from pipes.loader2.packing import Receiver, pack
 from pipes.loader2.slabs import SlabPool
+from pipes.loader2.streams import collates_last
 
 Point = collections.namedtuple("Point", ["x", "y"])
 
@@ -214,3 +217,23 @@ def test_an_empty_batch_fails_as_in_torch(pool: SlabPool) -> None:
     for collate in (torch_collate, default_collate, lambda samples: collate_into(pool, samples)):
         with pytest.raises(IndexError):
             collate([])
+
+
+def test_batches_that_a_later_stage_repeats_are_not_shared_with_main() -> None:
+    samples = IterableWrapper([torch.zeros(64, 512) for _ in range(4)]).sharding_filter().batch(2).collate()
+    twice = samples.flatmap(lambda batch: [batch, batch])
+    with DataLoader2(twice, reading_service=MultiProcessingReadingService(1)) as loader:
+        sums = []
+        for batch in loader:
+            sums.append(batch.sum().item())
+            batch += 1
+    assert sums == [0.0] * 4
+
+
+def test_a_graph_that_ends_in_its_collate_stacks_into_shared_memory() -> None:
+    batches = IterableWrapper([1, 2]).batch(2).collate()
+    assert collates_last(batches)
+    assert collates_last(batches.map(str).enumerate())
+    assert not collates_last(batches.flatmap(lambda batch: [batch, batch]))
+    assert not collates_last(batches.shuffle(2))
+    assert not collates_last(IterableWrapper([1, 2]).batch(2))
