@@ -101,7 +101,7 @@ class _Writer:
         items: list[Any] = []
         while True:
             sources = inputs_of(pipe)
-            if len(sources) == 1 and sources[0]._shared:
+            if len(sources) == 1 and type(sources[0])._shared:
                 return [f"${self._child(pipe, sources[0])}", *items]
             takes = parameters_of(type(pipe))
             main = self._main_input(pipe, takes, sources)
@@ -114,7 +114,7 @@ class _Writer:
     def branch(self, pipe: Node) -> str:
         """Return the reference to a list of its own that ends in `pipe`."""
         sources = inputs_of(pipe)
-        if len(sources) == 1 and sources[0]._shared:
+        if len(sources) == 1 and type(sources[0])._shared:
             return f"${self._child(pipe, sources[0])}"
         items = self.chain(pipe)
         self.count += 1
@@ -230,7 +230,8 @@ class _Writer:
 
     @staticmethod
     def _cannot(pipe: Node, why: str) -> ConfigError:
-        file, line = getattr(pipe, "_built", ("", 0))
+        built = getattr(pipe, "_built", None)
+        file, line = built if isinstance(built, tuple) else ("", 0)
         return ConfigError(f"{type(pipe).__name__} cannot be written as YAML: {why}", file, line, 1)
 
 

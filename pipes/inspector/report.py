@@ -75,7 +75,7 @@ def describe_graph(pipe: IterDataPipe[Any], streams: int = 1) -> Report:
     stages = []
     for node in nodes:
         where = _sharding(node, point, above)
-        run = node._make_run(context, names[id(node)]) if node._iterable else None
+        run = type(node)._make_run(node, context, names[id(node)]) if type(node)._iterable else None
         length, length_note = _length(node, where, streams, point)
         buffer = _buffer(node, run)
         built = getattr(node, "_built", None)
@@ -141,7 +141,7 @@ def _setting(value: Any) -> str:
 
 
 def _sharding(node: Node, point: Node | None, above: frozenset[int]) -> str:
-    if node._shards:
+    if type(node)._shards:
         return "point"
     if node is point:
         return "point after"
@@ -175,7 +175,11 @@ def _length(node: Node, where: str, streams: int, point: Node | None) -> tuple[i
         warnings.simplefilter("always")
         try:
             if where != "share" or streams == 1:
-                length = sum(length_of(node, (s, streams)) for s in range(streams)) if node._shards else length_of(node)
+                length = (
+                    sum(length_of(node, (s, streams)) for s in range(streams))
+                    if type(node)._shards
+                    else length_of(node)
+                )
             elif point is not None:
                 return None, "not known behind an automatic shard point; write sharding_filter"
             else:
@@ -200,7 +204,7 @@ def _notes(nodes: list[Node], stages: list[StageReport], point: Node | None, abo
             f"There is no sharding_filter, so the graph is split right behind {names[id(point)]}: every stream runs "
             "all that is above it. Put sharding_filter where elements are still names."
         )
-    if any(node._shards and any(each._shards for each in walk(node)[:-1]) for node in nodes):
+    if any(type(node)._shards and any(type(each)._shards for each in walk(node)[:-1]) for node in nodes):
         notes.append(
             "A shard point stands below another one: unless they split by different groups, a stream gets a share of "
             "its share and the rest is lost. Keep the first."

@@ -144,7 +144,7 @@ def cut(graph: IterDataPipe[Any]) -> tuple[IterDataPipe[Any], IterDataPipe[Any] 
     nodes = walk(graph)
     if not any(_read_once(node) for node in nodes):
         return graph, None
-    filters = [node for node in nodes if node._shards]
+    filters = [node for node in nodes if type(node)._shards]
     if filters:
         point: Any = filters[-1]
         upstream: Any = point.datapipe
