@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -220,9 +221,13 @@ def test_an_empty_batch_fails_as_in_torch(pool: SlabPool) -> None:
 
 
 def test_batches_that_a_later_stage_repeats_are_not_shared_with_main() -> None:
+    def twice(batch: torch.Tensor) -> Iterator[torch.Tensor]:
+        yield batch
+        time.sleep(0.3)  # main changes the first meanwhile
+        yield batch
+
     samples = IterableWrapper([torch.zeros(64, 512) for _ in range(4)]).sharding_filter().batch(2).collate()
-    twice = samples.flatmap(lambda batch: [batch, batch])
-    with DataLoader2(twice, reading_service=MultiProcessingReadingService(1)) as loader:
+    with DataLoader2(samples.flatmap(twice), reading_service=MultiProcessingReadingService(1)) as loader:
         sums = []
         for batch in loader:
             sums.append(batch.sum().item())
