@@ -13,6 +13,7 @@ Contract
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
@@ -320,7 +321,7 @@ def pull(iterator: Iterator[Any], count: int, wanted: Sequence[int], stage: str)
     kept: list[Any] = []
     at = 0
     for offset in (*wanted, count):
-        deque(islice(iterator, offset - at), maxlen=0)
+        deque(islice(iterator, min(offset - at, sys.maxsize)), maxlen=0)
         at = offset
         if offset < count:
             try:

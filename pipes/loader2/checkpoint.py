@@ -129,7 +129,7 @@ def _read_one(state: Any, graph: IterDataPipe[Any]) -> Checkpoint:
     streams = state.get("streams")
     if not isinstance(streams, dict):
         raise StateError("the saved state is damaged: it has no streams; use an earlier state")
-    count = count_from(state, "num_streams", "the loader")
+    count = _count(state, "num_streams", "the loader")
     found: dict[int, StreamState] = {}
     for key, value in streams.items():
         if len(key) > 20 or not key.isdecimal() or key != str(int(key)) or int(key) >= count:
@@ -138,15 +138,26 @@ def _read_one(state: Any, graph: IterDataPipe[Any]) -> Checkpoint:
         table = value.get("table") if isinstance(value, dict) else None
         if table is not None and not isinstance(table, dict):
             raise StateError(f"the saved state is damaged: {where} has no table; use an earlier state")
-        at, given = count_from(value, "at", where), count_from(value, "given", where)
+        at, given = _count(value, "at", where), _count(value, "given", where)
         if given < at:
             raise StateError(f"the saved state is damaged: {where} stands at {at}, after {given}; use an earlier state")
         found[int(key)] = StreamState(table, at, given, value.get("ended") is True)
     seed = state.get("seed")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
         raise StateError("the saved state is damaged: its seed is no 64-bit number; use an earlier state")
-    epoch = count_from(state, "epoch", "the loader")
+    epoch = _count(state, "epoch", "the loader")
     return Checkpoint(seed, epoch, count, state.get("replicate") is True, found)
+
+
+def _count(position: Any, field: str, where: str) -> int:
+    try:
+        return count_from(position, field, where)
+    except StateError:
+        value = position.get(field) if isinstance(position, dict) else position
+        raise StateError(
+            f"the saved state is damaged: {field!r} of {where} is {str(value)[:40]!r}, which is no count; use an "
+            "earlier state"
+        ) from None
 
 
 def _compare(saved: Any, here: dict[str, str]) -> None:

@@ -577,8 +577,9 @@ def nothing_is_left_of(session: int) -> bool:
 
 def _session(pid: int) -> int:
     try:
-        return os.getsid(pid)
-    except OSError:
+        # who ended and was not waited for yet is the business of the system's first process
+        return -1 if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE else os.getsid(pid)
+    except (OSError, psutil.Error):
         return -1
 
 
