@@ -19,6 +19,7 @@ Linux is proved. macOS runs the same code without pidfds; not testable here. Win
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import pickle
@@ -382,5 +383,6 @@ def _forget_in_forked_child() -> None:
     _server = Server()
 
 
+atexit.register(stop_forkserver)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_in_forked_child)
