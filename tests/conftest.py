@@ -13,6 +13,9 @@ import pytest
 from hypothesis import settings
 from residue import Holdings, settled, start_forkserver, stop_forkserver
 
+# only type checkers read these
+collect_ignore = ["typing"]
+
 SETTLE_SECONDS = 10.0
 
 # no deadline for an example: this machine may be busy; in CI always the same examples
