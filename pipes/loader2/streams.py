@@ -33,7 +33,6 @@ from pipes.stages.selecting import Enumerator, Header, Skipper
 from pipes.stages.sharding import ShardingFilter
 from pipes.stages.wrapping import IterableWrapper, SequenceWrapper
 from pipes.state import Captures, Table
-from pipes.user_run import UserRun
 
 __all__ = ["Plan", "Snapshot", "Stream", "StreamState", "calls_user", "collates_last", "describe", "unit_size"]
 
@@ -92,7 +91,7 @@ def _is_users(node: Node) -> bool:
         return not isinstance(node.iterable, _DATA)
     if isinstance(node, MapDataPipe):
         return not (isinstance(node, SequenceWrapper) and isinstance(node.sequence, _DATA))
-    return bool(getattr(node, "calls_user", False)) or getattr(node, "run_class", None) is UserRun
+    return bool(getattr(node, "calls_user", False)) or getattr(type(node), "_own_iter", None) is not None
 
 
 def _drawn() -> tuple[Any, ...]:
@@ -225,8 +224,8 @@ class Stream:
         return element
 
     def snapshot(self) -> Snapshot:
-        """Return where the graph stood at the newest output at which a unit ended."""
-        if self._failed or self.given % self.unit:
+        """Return where the graph stands now, or stood at the newest output at which a unit of draws ended."""
+        if self._failed or (self.seeded and self.given % self.unit):
             return self._boundary
         return self.given, self._run.captures()
 
