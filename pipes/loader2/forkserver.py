@@ -191,7 +191,9 @@ def serve(descriptor: int, main_pid: int) -> NoReturn:
         if hello:
             main = guard.Watched(main_pid, found[0] if found else None)
             _preload(main, PRELOADED)
-            _Loop(control, main).run()
+            # Kept until the end: sockets that are dropped before make ResourceWarnings.
+            loop = _Loop(control, main)
+            loop.run()
     finally:
         os._exit(0)
 

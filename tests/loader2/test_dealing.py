@@ -88,11 +88,11 @@ class TestOrder:
 
         with loader_of(graph(), workers, 3) as loader:
             expected = list(loader)
-        for at in (1, 7, 13):
+        for at in (1, 13):
             with loader_of(graph(), workers, 3, snapshot_every=2) as loader:
                 take(iter(loader), at)
                 state = through_json(loader.state_dict())
-            with loader_of(graph(), 2, 3) as loader:
+            with loader_of(graph(), 0 if workers else 2, 3) as loader:
                 loader.load_state_dict(state)
                 with pytest.warns(UserWarning, match="can be read only once, so this resume reads it again"):
                     iterator = iter(loader)
