@@ -13,7 +13,6 @@ Contract
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,12 +20,13 @@ from typing import Any
 
 from pipes.datapipe import IterDataPipe, Shard
 from pipes.errors import GraphError
+from pipes.graph import clone
 from pipes.loader2.streams import Plan
-from pipes.run import Context, Node, Run, automatic_shard_point, inputs_of, walk
+from pipes.run import Context, Node, Run, automatic_shard_point, walk
 from pipes.seeds import GlobalGenerators, derive_key, seed_globals
 from pipes.state import Capture, Position, count_from
 
-__all__ = ["Dealer", "DealtSource", "Exhausted", "check_read_once", "clone", "cut", "positions_of"]
+__all__ = ["Dealer", "DealtSource", "Exhausted", "check_read_once", "cut", "positions_of"]
 
 Fetch = Callable[[int, int], Any]
 
@@ -176,40 +176,6 @@ def check_read_once(graph: IterDataPipe[Any]) -> None:
 
 def _read_once(node: Node) -> bool:
     return isinstance(getattr(node, "iterable", None), Iterator)
-
-
-def clone(graph: IterDataPipe[Any], replacements: dict[int, Node] | None = None) -> IterDataPipe[Any]:
-    """Return a copy of the graph whose pipes are new and whose functions and data are shared."""
-    made: dict[int, Any] = dict(replacements or {})
-
-    def renewed(value: Any) -> Any:
-        if isinstance(value, Node):
-            return copy_of(value)
-        if type(value) in (list, tuple, set):
-            return type(value)(renewed(item) for item in value)
-        if type(value) is dict:
-            return {renewed(key): renewed(item) for key, item in value.items()}
-        return value
-
-    def copy_of(node: Node) -> Any:
-        if id(node) not in made:
-            sources = {id(source) for source in inputs_of(node)}
-            new = made[id(node)] = copy.copy(node)
-            for name, value in list(vars(node).items()):
-                if sources and _refers(value, sources):
-                    new.__dict__[name] = renewed(value)
-        return made[id(node)]
-
-    return copy_of(graph)  # type: ignore[no-any-return]
-
-
-def _refers(value: Any, sources: set[int]) -> bool:
-    if isinstance(value, Node):
-        return id(value) in sources
-    if isinstance(value, list | tuple | set | frozenset | dict) and len(value) <= 1000:
-        items = (*value.keys(), *value.values()) if isinstance(value, dict) else value
-        return any(_refers(item, sources) for item in items)
-    return False
 
 
 def positions_of(table: Any, stage_class: str) -> list[int]:

@@ -10,8 +10,9 @@ from typing import Any, Generic, TypeVar
 
 from pipes.datapipe import IterDataPipe, MapDataPipe, length_of, no_length
 from pipes.errors import StateError
+from pipes.graph import clone
 from pipes.loader2.checkpoint import Checkpoint, read_state
-from pipes.loader2.dealing import Dealer, check_read_once, clone, cut
+from pipes.loader2.dealing import Dealer, check_read_once, cut
 from pipes.loader2.in_process import ServiceEngine
 from pipes.loader2.iterator import DataLoader2Iterator, Runner
 from pipes.loader2.reading_service import InProcessReadingService, MultiProcessingReadingService

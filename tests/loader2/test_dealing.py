@@ -16,7 +16,7 @@ from loading import global_state, loader_of, take, through_json, with_draws
 from pipes import IterDataPipe
 from pipes.errors import GraphError, UnpicklableStageError
 from pipes.iter import IterableWrapper
-from pipes.loader2.dealing import Dealer, Exhausted, clone, cut, positions_of
+from pipes.loader2.dealing import Dealer, Exhausted, cut, positions_of
 from pipes.loader2.streams import Plan
 
 pytestmark = [
@@ -209,16 +209,6 @@ class TestParts:
     def test_cut_leaves_graphs_that_can_be_read_again_alone(self) -> None:
         graph = IterableWrapper([1]).sharding_filter()
         assert cut(graph) == (graph, None)
-
-    def test_clone_shares_functions_and_data(self) -> None:
-        data = [1, 2]
-        graph = IterableWrapper(data, deepcopy=False).map(str).batch(2)
-        copy = clone(graph)
-        assert copy is not graph
-        assert copy.datapipe is not graph.datapipe
-        assert copy.datapipe.fn is str
-        assert copy.datapipe.datapipe.iterable is data
-        assert list(copy) == list(graph) == [["1", "2"]]
 
     def test_positions_of_looks_inside_anchors(self) -> None:
         table = {"0:DealtSource": {"at": 9}, "1:Shuffler": {"anchor": {"table": {"0:DealtSource": {"at": 4}}}}}
