@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import os
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, no_length
-from pipes.errors import ChangedDataError, StateError
 from pipes.run import Context, Run
-from pipes.stages.flattening import ExpandingRun
+from pipes.sources.listing import ListingRun, OpeningRun, RootsRun
 from pipes.stages.wrapping import as_pipe
-from pipes.state import Capture, Position, count_from
 from pipes.utils import StreamWrapper
 
 __all__ = ["FileLister", "FileOpener", "list_folder"]
@@ -65,100 +62,6 @@ def _refuse(error: OSError) -> None:
     raise error
 
 
-class _Listing:
-    """Names in memory, with the digest by which a resume knows that they are the same."""
-
-    def __init__(self, names: list[str]) -> None:
-        self.names = names
-        self._digest = ""
-
-    def describe(self) -> dict[str, Any]:
-        if not self._digest:
-            joined = "\0".join(self.names).encode("utf-8", "surrogateescape")
-            self._digest = hashlib.blake2b(joined, digest_size=16).hexdigest()
-        return {"count": len(self.names), "digest": self._digest}
-
-    def check(self, known: Any, what: str) -> None:
-        if known is not None and known != self.describe():
-            raise ChangedDataError(
-                f"{what} lists {self.describe()}, but the state was saved with {known}; resume with the files the "
-                "state was made from, or start the epoch afresh"
-            )
-
-
-class _ListerRun(Run):
-    """Lists everything when the first name is wanted; the position is the number of names given."""
-
-    stateful = True
-
-    def restore(self, position: Position) -> None:
-        self.start = 0 if position is None else count_from(position, "at", self.stage)
-        self.known = None if position is None else position.get("listing")
-        self.cursor: Any = None
-
-    def _read(self) -> None:
-        if self.cursor is not None:
-            return
-        pipe = self.pipe
-        try:
-            self.listing = _Listing([name for root in pipe.roots() for name in pipe.names(root)])
-        except OSError as error:
-            self.note(error)
-            raise
-        self.listing.check(self.known, f"stage {self.stage}")
-        if self.start > len(self.listing.names):
-            raise StateError(f"the saved state is damaged: stage {self.stage} has no name number {self.start}")
-        self.cursor = iter(self.listing.names)
-        self.cursor.__setstate__(self.start)
-
-    def elements(self) -> Iterator[str]:
-        self._read()
-        return self.cursor  # type: ignore[no-any-return]
-
-    def capture(self) -> Capture:
-        return self.start if self.cursor is None else len(self.listing.names) - self.cursor.__length_hint__()
-
-    def describe(self, captured: Capture) -> Position:
-        known = self.known if self.cursor is None else self.listing.describe()
-        return {"at": captured, **({} if known is None else {"listing": known})}
-
-    def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
-        if count == 0:
-            return []
-        self._read()
-        start = self.capture()
-        names = self.listing.names
-        if start + count > len(names):
-            return super().replay(count, wanted)
-        self.cursor.__setstate__(start + count)
-        return [names[start + offset] for offset in wanted]
-
-
-class _RootsRun(ExpandingRun):
-    """Lists each root that comes from a pipe; beside the counts, the position has the last listing's digest."""
-
-    def restore(self, position: Position) -> None:
-        self.listing: _Listing | None = None
-        super().restore(position)
-        self.known = None if position is None else position.get("listing")
-
-    def expand(self, element: Any) -> Iterator[str]:
-        self.listing = _Listing(list(self.pipe.names(element)))
-        self.listing.check(self.known, f"stage {self.stage}, root {element!r},")
-        self.known = None
-        return iter(self.listing.names)
-
-    def capture(self) -> Capture:
-        return super().capture(), self.known or self.listing
-
-    def describe(self, captured: Capture) -> Position:
-        counts, listing = captured
-        position: dict[str, Any] = super().describe(counts)
-        if listing is not None:
-            position["listing"] = listing.describe() if isinstance(listing, _Listing) else listing
-        return position
-
-
 @functional_datapipe("list_files")
 class FileLister(IterDataPipe[str]):
     """Give the names of the files below a folder, several folders, or each folder that a pipe gives.
@@ -203,7 +106,7 @@ class FileLister(IterDataPipe[str]):
         self.length = length
 
     def _make_run(self, context: Context, stage: str) -> Run:
-        return (_RootsRun if isinstance(self.root, IterDataPipe) else _ListerRun)(self, context, stage)
+        return (RootsRun if isinstance(self.root, IterDataPipe) else ListingRun)(self, context, stage)
 
     def roots(self) -> list[str]:
         """The constant roots, as a list."""
@@ -219,26 +122,14 @@ class FileLister(IterDataPipe[str]):
             non_deterministic=self.non_deterministic,
         )
 
+    def identity(self, name: str) -> str:
+        """What must not change about a name while a saved state refers to it."""
+        return name
+
     def _length(self, shard: Shard) -> int:
         if self.length < 0:
             raise no_length(self, "pass length= if you know how many files there are")
         return self.length
-
-
-class _OpenerRun(Run):
-    """Opens each name; a restore opens only those that are still wanted."""
-
-    def elements(self) -> Iterator[Any]:
-        for name in self.inputs[0]:
-            try:
-                opened = self.pipe.opened(name)
-            except Exception as error:
-                self.note(error, name)
-                raise
-            yield opened
-
-    def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
-        return [self.pipe.opened(name) for name in self.inputs[0].replay(count, wanted)]
 
 
 @functional_datapipe("open_files")
@@ -262,7 +153,7 @@ class FileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
     ['hello']
     """
 
-    run_class = _OpenerRun
+    run_class = OpeningRun
 
     def __init__(
         self,

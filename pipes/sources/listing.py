@@ -1,4 +1,4 @@
-"""Listings as sources: all is listed when the first name is wanted, and a resume knows whether it is the same."""
+"""Listing and opening: all is listed when the first name is wanted, and a resume knows whether it is the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipes.run import Run
 from pipes.stages.flattening import ExpandingRun
 from pipes.state import Capture, Position, count_from
 
-__all__ = ["Listing", "ListingRun", "RootsRun"]
+__all__ = ["Listing", "ListingRun", "OpeningRun", "RootsRun"]
 
 
 class Listing:
@@ -121,3 +121,19 @@ class RootsRun(ExpandingRun):
         if listing is not None:
             position["listing"] = listing.describe() if isinstance(listing, Listing) else listing
         return position
+
+
+class OpeningRun(Run):
+    """Opens each name (`opened` of its pipe); a restore opens only those that are still wanted."""
+
+    def elements(self) -> Iterator[Any]:
+        for name in self.inputs[0]:
+            try:
+                opened = self.pipe.opened(name)
+            except Exception as error:
+                self.note(error, name)
+                raise
+            yield opened
+
+    def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
+        return [self.pipe.opened(name) for name in self.inputs[0].replay(count, wanted)]

@@ -10,7 +10,7 @@ from typing import Any
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, no_length
 from pipes.errors import StoreNotFoundError
 from pipes.run import Context, Run
-from pipes.sources.listing import ListingRun, RootsRun
+from pipes.sources.listing import ListingRun, OpeningRun, RootsRun
 from pipes.sources.s3_client import S3Store
 from pipes.sources.s3_names import S3Url, split_s3_url
 from pipes.sources.s3_options import S3Options
@@ -114,22 +114,6 @@ class S3FileLister(IterDataPipe[S3Url]):
         return self.length
 
 
-class _LoaderRun(Run):
-    """Opens each object; a restore opens only those that are still wanted."""
-
-    def elements(self) -> Iterator[Any]:
-        for url in self.inputs[0]:
-            try:
-                opened = self.pipe.opened(url)
-            except Exception as error:
-                self.note(error, url)
-                raise
-            yield opened
-
-    def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
-        return [self.pipe.opened(url) for url in self.inputs[0].replay(count, wanted)]
-
-
 @functional_datapipe("load_files_by_s3")
 class S3FileLoader(IterDataPipe[tuple[str, StreamWrapper]]):
     """Open each S3 object and give `(name, stream)`: a binary stream that is whole or raises, and closes when dropped.
@@ -154,7 +138,7 @@ class S3FileLoader(IterDataPipe[tuple[str, StreamWrapper]]):
     1
     """
 
-    run_class = _LoaderRun
+    run_class = OpeningRun
 
     def __init__(
         self,

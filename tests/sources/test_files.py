@@ -121,10 +121,22 @@ def test_a_resume_over_other_files_is_refused(tree: Path, pipe: bool) -> None:
     next(iter(run))
     state = saved(run)
     (tree / "aa.txt").touch()
-    with pytest.raises(ChangedDataError, match=r"'count': 4.*'count': 3"):
+    with pytest.raises(ChangedDataError, match=r"lists 4 names .*saved with 3 "):
         list(start(graph(), state))
     (tree / "aa.txt").unlink()
     assert list(start(graph(), state)) == below(tree, "b.txt", "c.tar")
+
+
+def test_a_restore_lists_only_for_names_that_are_wanted(tree: Path) -> None:
+    pipe = FileLister(str(tree)).shuffle(buffer_size=2)
+    state = saved(start(pipe))
+    listed: list[str] = []
+    inner = pipe.datapipe.names
+    pipe.datapipe.names = lambda root: (listed.append(root), inner(root))[1]
+    run = start(pipe, state)
+    assert listed == []
+    assert sorted(run) == below(tree, "a.txt", "b.txt", "c.tar")
+    assert listed == [str(tree)]
 
 
 def test_damaged_states_are_refused(tree: Path) -> None:
