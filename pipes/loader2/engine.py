@@ -205,7 +205,7 @@ class Engine:
         self._take_in(worker)
         if worker.inbox:
             return
-        # Now, not with the next output: of two slabs that the worker fills in turn, more stays in its cache than of three.
+        # Now, not with the next output: two slabs filled in turn stay in the worker's cache better than three.
         self._give_back(worker)
         started = time.perf_counter()
         timeout = self._settings.timeout
