@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_way import OneWay
 from stage_contract import check_stage, saved, start
+from tars import HARD_STEM, hard_archive, make_tar
 
 from pipes.datapipe import IterDataPipe
 from pipes.errors import ChangedDataError, DataError, StateError, TruncatedError
@@ -23,48 +25,12 @@ from pipes.iter import FileLister, FileOpener, IterableWrapper
 from pipes.utils import StreamWrapper
 
 
-class OneWay(io.RawIOBase):
-    def __init__(self, data: bytes, step: int) -> None:
-        self.inner, self.step = io.BytesIO(data), step
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1, /) -> bytes:
-        return self.inner.read(self.step if size < 0 else min(size, self.step))
-
-
-def hard_archive() -> bytes:
-    stem = "v1.2/" + "q" * 140 + "/s0001"
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        folder = tarfile.TarInfo("v1.2")
-        folder.type = tarfile.DIRTYPE
-        archive.addfile(folder)
-        for name, data in [
-            (stem + ".bin", b""),
-            (stem + ".seg.json", b'{"k":1}'),
-            ("v1.2/s0002.bin", b"\0\1"),
-            ("v1.2/s0002.seg.json", b"[]"),
-        ]:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-        link = tarfile.TarInfo("v1.2/ln.bin")
-        link.type, link.linkname = tarfile.SYMTYPE, "s0002.bin"
-        archive.addfile(link)
-    return buffer.getvalue()
-
-
 def make(count: int, first: int = 0) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for number in range(first, first + count):
-            for extension, data in ((".txt", f"text {number}".encode()), (".cls", str(number).encode())):
-                info = tarfile.TarInfo(f"d/{'long' * (number % 2 * 30)}{number:03d}{extension}")
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
+    members = []
+    for number in range(first, first + count):
+        stem = f"d/{'long' * (number % 2 * 30)}{number:03d}"
+        members += [(f"{stem}.txt", f"text {number}".encode()), (f"{stem}.cls", str(number).encode())]
+    return make_tar(members, tarfile.PAX_FORMAT)
 
 
 def contents(element: tuple[str, Any]) -> tuple[str, bytes]:
@@ -139,7 +105,7 @@ def test_hard_names_as_webdataset_from_a_stream_that_cannot_seek(step: int) -> N
     pipe = IterableWrapper([("a.tar", OneWay(hard_archive(), step))], deepcopy=False).load_from_tar().then(WebDataset)
     samples = [{k: v if k == "__key__" else v.read() for k, v in sample.items()} for sample in pipe]
     assert samples == [
-        {"__key__": "a.tar/v1.2/" + "q" * 140 + "/s0001", "bin": b"", "seg.json": b'{"k":1}'},
+        {"__key__": f"a.tar/{HARD_STEM}", "bin": b"", "seg.json": b'{"k":1}'},
         {"__key__": "a.tar/v1.2/s0002", "bin": b"\0\1", "seg.json": b"[]"},
     ]
 
@@ -206,16 +172,11 @@ def test_a_resume_opens_only_the_archive_it_stands_in_and_seeks(tmp_path: Path) 
             given += len(data)
             return data
 
-    large = io.BytesIO()
-    with tarfile.open(fileobj=large, mode="w") as archive:
-        for number in range(4):
-            info = tarfile.TarInfo(f"{number}.bin")
-            info.size = 1 << 20
-            archive.addfile(info, io.BytesIO(bytes(1 << 20)))
+    large = make_tar((f"{number}.bin", bytes(1 << 20)) for number in range(4))
 
     def fetch(name: str) -> tuple[str, Any]:
         opened.append(name)
-        return name, Counting(large.getvalue())
+        return name, Counting(large)
 
     def graph() -> IterDataPipe[Any]:
         return IterableWrapper([f"{number}.tar" for number in range(10)]).map(fetch).load_from_tar()

@@ -13,6 +13,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_way import OneWay, Skipping
 
 from pipes.errors import DataError, TruncatedError
 from pipes.formats.chunks import CHUNK, chunks_from, decompress, drop, expand, go_to, read_chunks, sniff, whole_lines
@@ -116,22 +117,6 @@ def test_reading_chunks() -> None:
             return self.left.pop(0)
 
     assert list(read_chunks(Arrays(), "a")) == [b"ab", b"cd"]
-
-
-class OneWay:
-    def __init__(self, data: bytes) -> None:
-        self.inner = io.BytesIO(data)
-
-    def read(self, size: int) -> bytes:
-        return self.inner.read(min(size, 1000))
-
-
-class Skipping(OneWay):
-    skipped = 0
-
-    def skip(self, size: int) -> None:
-        self.skipped += size
-        self.inner.seek(size, 1)
 
 
 DATA = bytes(range(256)) * 2000

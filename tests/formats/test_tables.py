@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_way import OneWay
 from stage_contract import check_stage, saved, start
 
 from pipes.errors import DataError, StateError
@@ -29,19 +30,6 @@ def over(*texts: bytes | str) -> IterableWrapper[Any]:
     return IterableWrapper([(f"{number}.txt", stream) for number, stream in enumerate(streams)])
 
 
-class OneWay(io.RawIOBase):
-    """Cannot seek, and gives one byte at a time."""
-
-    def __init__(self, data: bytes) -> None:
-        self.inner = io.BytesIO(data)
-
-    def __deepcopy__(self, memo: Any) -> OneWay:
-        return OneWay(self.inner.getvalue())
-
-    def read(self, size: int = -1, /) -> bytes:
-        return self.inner.read(1)
-
-
 @pytest.mark.parametrize("text", [HARD, HARD.decode("utf-8-sig"), gzip.compress(HARD[:20]) + gzip.compress(HARD[20:])])
 def test_csv_keeps_every_promise_of_a_stage(text: bytes | str) -> None:
     check_stage(lambda: over(text, b"", text).then(CSVParser), ROWS + ROWS)
@@ -54,7 +42,7 @@ def test_csv_from_files_of_any_kind(tmp_path: Path) -> None:
     names = [str(tmp_path / f"{number}.csv") for number in range(3)]
     check_stage(lambda: FileOpener(names, "rb").then(CSVParser), ROWS * 3)
     check_stage(lambda: over(HARD, HARD).then(CSVDictParser).shuffle(buffer_size=3).batch(2))
-    assert list(IterableWrapper([("a", OneWay(HARD))]).then(CSVParser)) == ROWS
+    assert list(IterableWrapper([("a", OneWay(HARD, 1))]).then(CSVParser)) == ROWS
 
 
 def test_large_csv_is_resumed_by_the_byte() -> None:
@@ -124,7 +112,7 @@ def test_json_lines_keep_every_promise_of_a_stage(text: bytes | str) -> None:
 
 def test_json_lines_options_and_errors() -> None:
     assert next(iter(over(LINES).then(JsonLinesParser, return_path=True))) == ("0.txt", VALUES[0])
-    assert list(IterableWrapper([("a", OneWay(LINES))]).then(JsonLinesParser)) == VALUES
+    assert list(IterableWrapper([("a", OneWay(LINES, 1))]).then(JsonLinesParser)) == VALUES
     with pytest.raises(DataError, match=r"0\.txt: line 3, which begins at byte 13, is not JSON") as caught:
         list(over(b'{"a": 1}\n[2]\n{"a":\n').then(JsonLinesParser))
     assert "1:JsonLinesParser" in caught.value.__notes__[0]

@@ -7,37 +7,20 @@ import gzip
 import io
 import lzma
 import tarfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from one_way import OneWay, Skipping
+from tars import END, HARD_STEM, hard_archive, header, make_tar
 
 from pipes.errors import DataError, TruncatedError
 from pipes.formats.chunks import CHUNK
 from pipes.formats.tar import TarMember, TarReader
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
-
-
-class OneWay:
-    """A stream without seek, giving at most `step` bytes a call."""
-
-    def __init__(self, data: bytes, step: int) -> None:
-        self.inner = io.BytesIO(data)
-        self.step = step
-        self.given = 0
-
-    def read(self, size: int) -> bytes:
-        chunk = self.inner.read(min(size, self.step))
-        self.given += len(chunk)
-        return chunk
-
-
-class Skipping(OneWay):
-    def skip(self, size: int) -> None:
-        self.inner.seek(size, 1)
 
 
 class Seekable(io.BytesIO):
@@ -49,16 +32,6 @@ class Seekable(io.BytesIO):
         return chunk
 
 
-def make(members: Iterable[tuple[str, bytes]], form: int = tarfile.GNU_FORMAT, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=form, **options) as archive:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
-
-
 def read(data: bytes, **options: Any) -> list[tuple[str, bytes]]:
     return [(member.name, member.data) for member in TarReader(io.BytesIO(data), "a.tar", **options)]
 
@@ -67,20 +40,6 @@ def drain(reader: TarReader, into: list[tuple[str, bytes]]) -> None:
     for member in reader:
         into.append((member.name, member.data))
 
-
-def header(
-    name: bytes, kind: bytes, data: bytes = b"", *, size: bytes | None = None, magic: bytes = b"ustar\x0000"
-) -> bytes:
-    """One header with its data, made by hand where `tarfile` cannot."""
-    fields = name.ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2
-    fields += (b"%011o\0" % len(data) if size is None else size) + b"00000000000\0"
-    tail = kind + bytes(100) + magic.ljust(8, b"\0")
-    block = (fields + b" " * 8 + tail).ljust(512, b"\0")
-    block = fields + b"%06o\0 " % sum(block) + block[156:]
-    return block + data + bytes(-len(data) % 512)
-
-
-END = bytes(1024)
 
 names = st.text(
     st.characters(codec="utf-8", exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1, max_size=40
@@ -122,7 +81,7 @@ def test_random_archives_equal_what_tarfile_reads(members: list[tuple[str, bytes
 def test_cut_at_every_byte_gives_the_complete_members_and_then_the_error(form: str) -> None:
     name = "long/" * 25 + "ü.txt" if form != "ustar" else "b/2.txt"
     members = [("a/1.bin", b"a" * 700), (name, b"b" * 512), ("c/3.bin", b"")]
-    data = make(members, FORMATS[form])
+    data = make_tar(members, FORMATS[form])
     ends = [member.offset for member in TarReader(io.BytesIO(data), "a.tar")][1:]
     reader = TarReader(io.BytesIO(data), "a.tar")
     list(reader)
@@ -150,7 +109,7 @@ def test_cut_at_every_byte_gives_the_complete_members_and_then_the_error(form: s
 )
 def test_cut_compressed_archives_end_in_an_error_at_every_byte(kind: str, pack: Callable[[bytes], bytes]) -> None:
     members = [("a.bin", bytes(range(256)) * 3), ("b.bin", b"b")]
-    whole = pack(make(members))
+    whole = pack(make_tar(members))
     assert read(whole) == members
     assert read(whole, mode=f"r|{kind}") == members
     for cut in range(len(whole)):
@@ -163,7 +122,7 @@ def test_cut_compressed_archives_end_in_an_error_at_every_byte(kind: str, pack: 
 def test_zstd_archives_are_read() -> None:
     zstandard = pytest.importorskip("zstandard")
     members = [(f"{number}.bin", bytes([number]) * 5000) for number in range(20)]
-    whole = zstandard.ZstdCompressor(write_checksum=True).compress(make(members))
+    whole = zstandard.ZstdCompressor(write_checksum=True).compress(make_tar(members))
     assert read(whole) == members
     assert read(whole, mode="r:zst") == members
     with pytest.raises(TruncatedError, match="inside its zst compression"):
@@ -171,7 +130,7 @@ def test_zstd_archives_are_read() -> None:
 
 
 def test_several_gzip_members_are_one_archive() -> None:
-    data = make([("a.bin", b"1" * 3000), ("b.bin", b"2" * 3000)])
+    data = make_tar([("a.bin", b"1" * 3000), ("b.bin", b"2" * 3000)])
     pieces = b"".join(gzip.compress(data[at : at + 700]) for at in range(0, len(data), 700))
     assert read(pieces) == [("a.bin", b"1" * 3000), ("b.bin", b"2" * 3000)]
     assert read(pieces + bytes(100)) == [("a.bin", b"1" * 3000), ("b.bin", b"2" * 3000)]
@@ -179,32 +138,20 @@ def test_several_gzip_members_are_one_archive() -> None:
 
 @pytest.mark.parametrize("step", [1, 511, 513, 1 << 20])
 def test_hard_names_in_gnu_format(step: int) -> None:
-    stem = "v1.2/" + "q" * 140 + "/s0001"
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        folder = tarfile.TarInfo("v1.2")
-        folder.type = tarfile.DIRTYPE
-        archive.addfile(folder)
-        for name, data in [(stem + ".bin", b""), (stem + ".seg.json", b'{"k":1}'), ("v1.2/s0002.bin", b"\0\1")]:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-        link = tarfile.TarInfo("v1.2/ln.bin")
-        link.type, link.linkname = tarfile.SYMTYPE, "s0002.bin"
-        archive.addfile(link)
-    reader = TarReader(OneWay(buffer.getvalue(), step), "a.tar")
+    reader = TarReader(OneWay(hard_archive(), step), "a.tar")
     found = list(reader)
     assert [(m.name, m.data, m.size) for m in found] == [
-        (stem + ".bin", b"", 0),
-        (stem + ".seg.json", b'{"k":1}', 7),
+        (HARD_STEM + ".bin", b"", 0),
+        (HARD_STEM + ".seg.json", b'{"k":1}', 7),
         ("v1.2/s0002.bin", b"\0\1", 2),
+        ("v1.2/s0002.seg.json", b"[]", 2),
     ]
     assert reader.skipped == {"directory": 1, "symbolic link": 1}
 
 
 @pytest.mark.parametrize("step", [1, 511, 513, 1 << 20])
 def test_pax_names_outside_ascii(step: int) -> None:
-    data = make([("ü" * 60 + ".txt", b"x")], tarfile.PAX_FORMAT)
+    data = make_tar([("ü" * 60 + ".txt", b"x")], tarfile.PAX_FORMAT)
     assert [m.name for m in TarReader(OneWay(data, step), "a.tar")] == ["ü" * 60 + ".txt"]
 
 
@@ -212,18 +159,18 @@ def test_pax_names_outside_ascii(step: int) -> None:
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_reading_goes_on_at_every_position(wrap: Callable[[bytes], Any], pack: Callable[[bytes], bytes]) -> None:
     members = [(f"{'n' * (40 * number)}{number}.bin", bytes([number]) * (number * 400)) for number in range(6)]
-    data = pack(make(members, tarfile.PAX_FORMAT, pax_headers={"comment": "of all"}))
+    data = pack(make_tar(members, tarfile.PAX_FORMAT, pax_headers={"comment": "of all"}))
     reader = TarReader(wrap(data), "a.tar")
     positions = [(0, {})] + [(reader.position, dict(reader.records)) for _ in reader]
     for number, (position, records) in enumerate(positions):
         later = TarReader(wrap(data), "a.tar", offset=position, records=records)
         assert [m.name for m in later] == [name for name, _ in members[number:]]
     with pytest.raises(DataError, match="damaged at byte 512"):
-        list(TarReader(wrap(pack(make([("a", b"\1" * 600)]))), "a.tar", offset=512))
+        list(TarReader(wrap(pack(make_tar([("a", b"\1" * 600)]))), "a.tar", offset=512))
 
 
 def test_an_archive_may_begin_where_the_stream_stands() -> None:
-    stream = io.BytesIO(b"before" + make([("a", b"1"), ("b", b"2")]))
+    stream = io.BytesIO(b"before" + make_tar([("a", b"1"), ("b", b"2")]))
     stream.seek(6)
     assert [m.name for m in TarReader(stream, "a.tar")] == ["a", "b"]
     stream.seek(6)
@@ -233,7 +180,7 @@ def test_an_archive_may_begin_where_the_stream_stands() -> None:
 @pytest.mark.parametrize("make_stream", [Seekable, lambda d: Skipping(d, 1 << 20)])
 def test_unwanted_members_are_not_read(make_stream: Callable[[bytes], Any]) -> None:
     large = 4 * CHUNK
-    data = make([("a.mp4", bytes(large)), ("a.txt", b"1"), ("b.mp4", bytes(large)), ("b.txt", b"2")])
+    data = make_tar([("a.mp4", bytes(large)), ("a.txt", b"1"), ("b.mp4", bytes(large)), ("b.txt", b"2")])
     stream = make_stream(data)
     reader = TarReader(stream, "a.tar", select=lambda name: name.endswith(".txt"))
     assert [m.name for m in reader] == ["a.txt", "b.txt"]
@@ -246,7 +193,7 @@ def test_unwanted_members_are_not_read(make_stream: Callable[[bytes], Any]) -> N
 
 
 def test_a_member_that_is_passed_over_may_be_cut_too() -> None:
-    data = make([("a.txt", b"1"), ("b.mp4", bytes(100_000))])
+    data = make_tar([("a.txt", b"1"), ("b.mp4", bytes(100_000))])
     for stream in (io.BytesIO(data[:50_000]), OneWay(data[:50_000], 512)):
         with pytest.raises(TruncatedError, match="at byte 50000"):
             list(TarReader(stream, "a.tar", select=lambda name: name == "a.txt"))
@@ -257,18 +204,18 @@ def test_a_stream_mode_never_seeks() -> None:
         def seek(self, *args: Any) -> int:
             raise AssertionError("seek in stream mode")
 
-    data = make([("a.txt", b"1"), ("b.txt", b"2" * 2000)])
+    data = make_tar([("a.txt", b"1"), ("b.txt", b"2" * 2000)])
     assert [m.name for m in TarReader(NoSeek(data), "a.tar", mode="r|*", offset=1024)] == ["b.txt"]
 
 
 def test_what_follows_the_end_mark_is_ignored() -> None:
-    data = make([("a", b"1")]).rstrip(b"\0") + bytes(511) + END
+    data = make_tar([("a", b"1")]).rstrip(b"\0") + bytes(511) + END
     assert read(data + b"anything" * 100) == [("a", b"1")]
     assert read(END) == []
 
 
 def test_concatenated_archives_by_choice() -> None:
-    data = make([("a", b"1")]) + make([("b", b"2")])
+    data = make_tar([("a", b"1")]) + make_tar([("b", b"2")])
     assert read(data) == [("a", b"1")]
     reader = TarReader(io.BytesIO(data), "a.tar", concatenated=True)
     positions = [reader.position for _ in reader]
@@ -291,11 +238,11 @@ def test_bytes_that_are_no_archive() -> None:
         read(b"hello, world\n" * 100)
     assert not isinstance(caught.value, TruncatedError)
     with pytest.raises(DataError, match="bad gz data"):
-        read(make([("a", b"1")]), mode="r:gz")
+        read(make_tar([("a", b"1")]), mode="r:gz")
 
 
 def test_a_damaged_header_is_an_error_after_the_members_before_it() -> None:
-    data = bytearray(make([("a", b"1"), ("b", b"2")]))
+    data = bytearray(make_tar([("a", b"1"), ("b", b"2")]))
     data[1024 + 3] ^= 1
     got: list[tuple[str, bytes]] = []
     with pytest.raises(DataError, match="damaged at byte 1024"):
@@ -382,7 +329,7 @@ def test_streams_with_only_readinto_and_wrong_streams() -> None:
         def readinto(self, buffer: bytearray) -> int:
             return self.inner.readinto(buffer)
 
-    data = make([("a", b"1")])
+    data = make_tar([("a", b"1")])
     assert [m.data for m in TarReader(Into(data), "a.tar")] == [b"1"]
     with pytest.raises(TypeError, match="neither read"):
         TarReader(object(), "a.tar")
@@ -395,14 +342,14 @@ def test_streams_with_only_readinto_and_wrong_streams() -> None:
 def test_large_members_through_every_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipes.formats.tar._PIECE", 1 << 19)
     members = [("a", b"a" * (CHUNK * 5 + 1)), ("b", b"b" * (CHUNK - 512)), ("c", b"c" * CHUNK), ("d", b"")]
-    data = make(members)
+    data = make_tar(members)
     assert read(data) == members
     for step in (512, 1000, CHUNK + 7):
         assert [(m.name, m.data) for m in TarReader(OneWay(data, step), "a.tar")] == members
 
 
 def test_a_member_is_a_tuple_with_its_offset() -> None:
-    data = make([("a", b"12"), ("n" * 120, b"3")])
+    data = make_tar([("a", b"12"), ("n" * 120, b"3")])
     assert list(TarReader(io.BytesIO(data), "a.tar")) == [
         TarMember("a", b"12", 2, 0),
         TarMember("n" * 120, b"3", 1, 1024),
