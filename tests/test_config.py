@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from yaml_graphs import HEAD, errors_of, load
 
 import pipes.config_nodes
 from pipes.config import dump_graph, load_functions, load_graph, read_graph
@@ -16,41 +17,6 @@ from pipes.config_functions import Functions
 from pipes.config_variables import Variables
 from pipes.datapipe import IterDataPipe, functional_datapipe
 from pipes.errors import ConfigError
-
-HEAD = "version: 1\npipe:\n  - IterableWrapper: [[1, 2, 3, 4]]\n"
-
-
-def double(value: int) -> int:
-    return 2 * value
-
-
-def add(value: int, amount: int = 0) -> int:
-    return value + amount
-
-
-def is_odd(value: int) -> bool:
-    return value % 2 == 1
-
-
-def parity(value: int) -> int:
-    return value % 2
-
-
-FUNCTIONS = {"double": double, "add": add, "is_odd": is_odd, "parity": parity}
-
-
-def load(text: str, **options: Any) -> IterDataPipe[Any]:
-    return load_graph(text, functions=FUNCTIONS, **options)
-
-
-def errors_of(text: str | bytes, **options: Any) -> list[tuple[int, int, str]]:
-    with pytest.raises(ConfigError) as caught:
-        read_graph(text, "g.yaml", functions=FUNCTIONS, **options)
-    assert all(error.file == "g.yaml" for error in caught.value.errors)
-    first = caught.value.errors[0]
-    assert (caught.value.line, caught.value.column, caught.value.message) == (first.line, first.column, first.message)
-    assert str(caught.value).count("g.yaml:") >= len(caught.value.errors)
-    return [(error.line, error.column, error.message) for error in caught.value.errors]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from yaml_graphs import FUNCTIONS, HEAD, add, double, is_odd
 
 from pipes.config import dump_graph, json_schema, load_graph
 from pipes.datapipe import IterDataPipe, MapDataPipe, functional_datapipe
@@ -20,24 +21,6 @@ from pipes.errors import ConfigError
 from pipes.formats.decode import Decoder
 from pipes.iter import IterableWrapper, Mapper, Shuffler
 from pipes.map import SequenceWrapper
-
-HEAD = "version: 1\npipe:\n  - IterableWrapper: [[1, 2, 3, 4]]\n"
-
-
-def double(value: int) -> int:
-    return 2 * value
-
-
-def add(value: int, amount: int = 0) -> int:
-    return value + amount
-
-
-def is_odd(value: int) -> bool:
-    return value % 2 == 1
-
-
-FUNCTIONS = {"double": double, "add": add, "is_odd": is_odd}
-
 
 PLAIN = st.recursive(
     st.none()
