@@ -9,12 +9,11 @@ import datetime
 import decimal
 import enum
 import gc
-import os
 import pathlib
 import threading
 import types
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,8 @@ from wire import Wire, same
 from pipes.loader2.leaves import LARGE, collect
 from pipes.loader2.packing import pack
 from pipes.loader2.slabs import ALIGNMENT
+
+pytestmark = pytest.mark.usefixtures("closes_descriptors")
 
 Point = collections.namedtuple("Point", ["x", "y"])
 
@@ -59,20 +60,6 @@ class Color(enum.Enum):
 
 class Tagged(torch.Tensor):
     tag = ""
-
-
-@pytest.fixture(autouse=True)
-def _closes_descriptors() -> Iterator[None]:
-    before = len(os.listdir("/proc/self/fd"))
-    yield
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-@pytest.fixture
-def wire() -> Iterator[Wire]:
-    wire = Wire()
-    yield wire
-    wire.pool.close()
 
 
 DTYPES = [

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import threading
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,23 +18,10 @@ from wire import Wire, same
 from pipes.loader2.packing import pack
 from pipes.loader2.slabs import ALIGNMENT
 
+pytestmark = pytest.mark.usefixtures("closes_descriptors")
+
 BIG = torch.arange(270_000, dtype=torch.float32).view(300, 300, 3)
 ARRAY = np.arange(100_000.0)
-
-
-@pytest.fixture(autouse=True)
-def _closes_descriptors() -> Iterator[None]:
-    before = len(os.listdir("/proc/self/fd"))
-    yield
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-@pytest.fixture
-def wire() -> Iterator[Wire]:
-    wire = Wire()
-    yield wire
-    wire.pool.close()
-
 
 axes = st.tuples(
     st.integers(0, 120), st.integers(0, 120), st.integers(-4, 4).filter(bool), st.integers(-4, 4).filter(bool)

@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,14 +21,9 @@ from hypothesis import strategies as st
 from pipes.loader2 import slabs
 from pipes.loader2.slabs import ALIGNMENT, Loans, SlabPool, create_segment, map_segment, size_class, view_bytes
 
+pytestmark = pytest.mark.usefixtures("closes_descriptors")
+
 NBYTES = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def _closes_descriptors() -> Iterator[None]:
-    before = len(os.listdir("/proc/self/fd"))
-    yield
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def numbers(*loans: int) -> bytes:
