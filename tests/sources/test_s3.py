@@ -11,6 +11,7 @@ import boto3
 import pytest
 from fault_server import LIST, FaultServer, Step
 from moto import mock_aws
+from s3_objects import HARD_KEYS, body_of, put_objects
 from stage_contract import check_stage, start
 
 from pipes.errors import ChangedDataError, StateError, StoreNotFoundError, StorePermissionError
@@ -21,13 +22,7 @@ from pipes.sources.s3_names import S3Url
 from pipes.sources.s3_options import S3Options
 from pipes.utils import StreamWrapper
 
-NAMES = ["in", "in/", "in//dbl.txt", "in/a b.txt", "in/a%2Bb.txt", "in/a+b.txt", "in/e\u0301.txt", "in/h#h.txt"]
-NAMES += ["in/q?x=1&y.txt", "in/sub/", "in/zero.bin", "in/\u00e9.txt", "in/\U0001f600.txt", "input/not-mine.txt"]
 UNSIGNED = S3Options(unsigned=True, attempts=2, backoff=0.01)
-
-
-def body_of(key: str) -> bytes:
-    return b"" if key.endswith(("/", "zero.bin")) else key.encode()
 
 
 def read(pair: tuple[str, StreamWrapper]) -> tuple[str, bytes]:
@@ -36,13 +31,9 @@ def read(pair: tuple[str, StreamWrapper]) -> tuple[str, bytes]:
 
 @pytest.fixture(scope="module")
 def moto(moto_server: str) -> Iterator[str]:
-    client = boto3.client("s3", endpoint_url=moto_server)
-    client.create_bucket(Bucket="pipes")
-    for key in NAMES:
-        client.put_object(Bucket="pipes", Key=key, Body=body_of(key))
-    client.close()
+    put_objects(moto_server, "pipes", {key: body_of(key) for key in HARD_KEYS})
     kept = S3Store(S3Options(endpoint_url=moto_server))  # equal stores share its clients: making one takes long
-    assert len(list(kept.list("s3://pipes/"))) == len(NAMES)
+    assert len(list(kept.list("s3://pipes/"))) == len(HARD_KEYS)
     yield moto_server
     del kept
 
@@ -64,7 +55,7 @@ def server(shared_server: FaultServer) -> FaultServer:
 @pytest.mark.parametrize("page_size", [1, 2, 1000])
 def test_raw_listing_and_marker_skipping(moto: str, page_size: int) -> None:
     for prefix, raw, skipped in (("in/", 12, 10), ("in", 14, 12), ("none/", 0, 0)):
-        keys = sorted((key for key in NAMES if key.startswith(prefix)), key=str.encode)
+        keys = sorted((key for key in HARD_KEYS if key.startswith(prefix)), key=str.encode)
         pipe = S3FileLister(f"s3://pipes/{prefix}", page_size=page_size, endpoint_url=moto, keep_markers=True)
         assert list(pipe) == [f"s3://pipes/{key}" for key in keys]
         assert len(keys) == raw
@@ -76,7 +67,7 @@ def test_raw_listing_and_marker_skipping(moto: str, page_size: int) -> None:
 def test_every_listed_name_opens_to_its_body(moto: str) -> None:
     pipe = S3FileLister("s3://pipes/in", endpoint_url=moto, keep_markers=True).load_files_by_s3(endpoint_url=moto)
     found = [(url, type(stream), stream.read()) for url, stream in pipe]
-    keys = sorted(NAMES, key=str.encode)
+    keys = sorted(HARD_KEYS, key=str.encode)
     assert found == [(f"s3://pipes/{key}", StreamWrapper, body_of(key)) for key in keys]
 
 

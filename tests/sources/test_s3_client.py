@@ -9,44 +9,21 @@ import boto3
 import pytest
 from fault_server import FaultServer, Step
 from moto import mock_aws
+from s3_objects import HARD_KEYS, body_of, put_objects
 
 from pipes.sources.s3_boto import _parse, _scan
 from pipes.sources.s3_client import S3Store
 from pipes.sources.s3_options import S3Options
 from pipes.sources.s3_stream import S3Stream
 
-NAMES = [
-    "in",
-    "in/",
-    "in//dbl.txt",
-    "in/a b.txt",
-    "in/a%2Bb.txt",
-    "in/a+b.txt",
-    "in/e\u0301.txt",
-    "in/h#h.txt",
-    "in/q?x=1&y.txt",
-    "in/sub/",
-    "in/zero.bin",
-    "in/\u00e9.txt",
-    "in/\U0001f600.txt",
-    "input/not-mine.txt",
-]
 PATTERN = bytes((31 * i + 7) % 251 for i in range(3 << 20))
-
-
-def body_of(key: str) -> bytes:
-    return b"" if key.endswith(("/", "zero.bin")) else key.encode()
 
 
 @pytest.fixture(scope="module")
 def names_url(moto_server: str) -> Iterator[str]:
-    client = boto3.client("s3", endpoint_url=moto_server)
-    client.create_bucket(Bucket="names")
-    for key in NAMES:
-        client.put_object(Bucket="names", Key=key, Body=body_of(key))
-    client.close()
+    put_objects(moto_server, "names", {key: body_of(key) for key in HARD_KEYS})
     kept = [S3Store(S3Options(endpoint_url=moto_server, client=client)) for client in ("auto", "boto3", "obstore")]
-    assert {len(list(store.list("s3://names/"))) for store in kept} == {len(NAMES)}
+    assert {len(list(store.list("s3://names/"))) for store in kept} == {len(HARD_KEYS)}
     yield moto_server
     del kept
 
@@ -55,7 +32,7 @@ def names_url(moto_server: str) -> Iterator[str]:
 @pytest.mark.parametrize("client", ["auto", "boto3", "obstore"])
 def test_listing_is_exact_and_in_utf8_order(names_url: str, client: str, page_size: int) -> None:
     store = S3Store(S3Options(endpoint_url=names_url, client=client))
-    expected = sorted(NAMES, key=str.encode)
+    expected = sorted(HARD_KEYS, key=str.encode)
     listed = list(store.list("s3://names/in", page_size))
     assert [item.key for item in listed] == expected
     assert [item.size for item in listed] == [len(body_of(key)) for key in expected]
