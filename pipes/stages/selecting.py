@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
@@ -53,7 +52,7 @@ class _HeaderRun(_CountingRun):
 class Header(IterDataPipe[T]):
     """Give the first `limit` elements (None: all), and take no more than those from the source.
 
-    `len` is the smaller of the two; when the source's is unknown it is `limit`, with a warning.
+    `len` is the smaller of the two, and unknown when the source's is: `limit` may be more than there are.
 
     >>> from pipes.iter import IterableWrapper
     >>> list(IterableWrapper(range(9)).header(3))
@@ -69,17 +68,7 @@ class Header(IterDataPipe[T]):
         self.limit = limit
 
     def _length(self, shard: Shard) -> int:
-        try:
-            length = length_of(self.source_datapipe, shard)
-        except TypeError:
-            if self.limit is None:
-                raise
-            warnings.warn(
-                f"the length of what Header({self.limit}) reads is unknown, so its own is taken to be {self.limit}; "
-                "it may be smaller",
-                stacklevel=3,
-            )
-            return self.limit
+        length = length_of(self.source_datapipe, shard)
         return length if self.limit is None else min(length, self.limit)
 
 

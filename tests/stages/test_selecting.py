@@ -59,13 +59,13 @@ def test_header_takes_no_more_than_it_gives() -> None:
     assert taken == [0, 1, 2]
 
 
-def test_header_of_unknown_length_warns() -> None:
+def test_header_of_unknown_length_has_none() -> None:
     unknown = numbers(9).filter(lambda x: x > 5)
-    for pipe in (unknown.header(20), unknown.header(2)):
-        with pytest.warns(UserWarning, match="is unknown, so its own is taken to be"):
-            assert len(pipe) == pipe.limit
-    with pytest.raises(TypeError, match="Filter"):
-        len(unknown.header(None))
+    for limit in (20, 2, None):
+        with pytest.raises(TypeError, match="Filter"):
+            len(unknown.header(limit))
+    # What asks for a length as a hint only gets none and goes on.
+    assert list(unknown.header(20)) == [6, 7, 8]
 
 
 def test_lengths() -> None:
