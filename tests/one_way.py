@@ -20,10 +20,13 @@ class OneWay:
 
 
 class Skipping(OneWay):
-    """One that can go forward without reading."""
+    """One that can go forward without reading, at most to its end, and says by how much."""
 
     skipped = 0
 
-    def skip(self, size: int) -> None:
-        self.skipped += size
-        self.inner.seek(size, 1)
+    def skip(self, size: int) -> int:
+        here = self.inner.tell()
+        passed = min(size, len(self.inner.getvalue()) - here)
+        self.inner.seek(here + passed)
+        self.skipped += passed
+        return passed

@@ -304,7 +304,9 @@ class TarReader:
                 self._cut(at + there - here, f"{here + size - there} bytes were to follow")
             self._stream.seek(here + size)
         elif self._skipping is not None:
-            self._skipping(size)
+            passed = self._skipping(size)
+            if passed is not None and passed < size:
+                self._cut(at + passed, f"{size - passed} bytes were to follow")
         else:
             while size > 0:
                 chunk = self._read(CHUNK)

@@ -121,8 +121,8 @@ class S3Stream(io.BufferedIOBase):
             self._chunk = memoryview(self._receive(self._receive_size))
         return bytes(self._chunk[: size or 8192])
 
-    def skip(self, count: int) -> None:
-        """Go forward by `count` bytes, at most to the end: over a long way by a new ranged request."""
+    def skip(self, count: int) -> int:
+        """Go forward by `count` bytes, at most to the end: over a long way by a new ranged request; how many it was."""
         self._check_open()
         if count < 0:
             raise ValueError(f"skip({count}): an S3 stream goes forward only")
@@ -136,6 +136,7 @@ class S3Stream(io.BufferedIOBase):
             self._drop_body()
             self._chunk = memoryview(b"")
             self._arrived += ahead
+        return count
 
     def close(self) -> None:
         if not self.closed:

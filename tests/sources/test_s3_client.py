@@ -153,13 +153,13 @@ def test_skip_reads_over_little_and_asks_again_over_much(pattern_server: FaultSe
         assert len(pattern_server.requests) == before
     with open_on(pattern_server, "x", "boto3") as stream:
         before = len(pattern_server.requests)
-        stream.skip(2 << 20)
-        stream.skip(300_000)
+        assert stream.skip(2 << 20) == 2 << 20
+        assert stream.skip(300_000) == 300_000
         assert stream.position == (2 << 20) + 300_000
         assert stream.read(7) == PATTERN[(2 << 20) + 300_000 :][:7]
         (asked,) = pattern_server.requests[before:]
         assert asked.headers["Range"] == f"bytes={(2 << 20) + 300_000}-"
-        stream.skip(100 << 20)
+        assert stream.skip(100 << 20) == (1 << 20) - 300_007  # no more is left
         assert stream.read() == b""
         assert len(pattern_server.requests) == before + 1
         with pytest.raises(ValueError, match="forward only"):
