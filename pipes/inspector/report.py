@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -171,22 +170,16 @@ def _rereads(node: Node, run: Run | None) -> int | None:
 
 
 def _length(node: Node, where: str, streams: int, point: Node | None) -> tuple[int | None, str]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            if where != "share" or streams == 1:
-                length = (
-                    sum(length_of(node, (s, streams)) for s in range(streams))
-                    if type(node)._shards
-                    else length_of(node)
-                )
-            elif point is not None:
-                return None, "not known behind an automatic shard point; write sharding_filter"
-            else:
-                length = sum(length_of(node, (stream, streams)) for stream in range(streams))
-        except Exception as error:
-            return None, mask(str(error))
-    return length, "at most" if caught else ""
+    try:
+        if where != "share" or streams == 1:
+            if type(node)._shards:
+                return sum(length_of(node, (stream, streams)) for stream in range(streams)), ""
+            return length_of(node), ""
+        if point is not None:
+            return None, "not known behind an automatic shard point; write sharding_filter"
+        return sum(length_of(node, (stream, streams)) for stream in range(streams)), ""
+    except Exception as error:
+        return None, mask(str(error))
 
 
 def _buffer(node: Node, run: Run | None) -> int:

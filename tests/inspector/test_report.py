@@ -73,7 +73,8 @@ def test_unknown_lengths_say_why() -> None:
     found = stages(report)
     assert found["filter"].length is None
     assert "Filter" in found["filter"].length_note
-    assert (found["header"].length, found["header"].length_note) == (3, "at most")
+    assert found["header"].length is None
+    assert "Filter" in found["header"].length_note
     assert "cycles forever" in found["cycle"].length_note
 
 
