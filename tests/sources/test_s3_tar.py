@@ -38,7 +38,7 @@ MEMBERS = [("a.txt", b"a" * 700), ("b.txt", b"b" * 512), ("c.txt", b"")]
 WHOLE = make_tar(MEMBERS)
 # Where each member is complete: with its last byte.
 ENDS = [512 + 700, 2048 + 512, 2560 + 512]
-CUTS = [0, 1, 511, 512, 1000, 1211, 1212, 1536, 2000, 2559, 2560, 3071, 3072, 3584, 4000]
+CUTS = [0, 511, 1000, 1212, 2560, 3071, 3584]
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_a_cut_archive_is_an_error_after_its_complete_members(store: str, cut: i
     check_cut(iter(names.load_files_by_s3(endpoint_url=store).load_from_tar().map(read_member)), cut)
 
 
-@pytest.mark.parametrize("cut", [0, 1000, 2560, 3584])
+@pytest.mark.parametrize("cut", [0, 1000, 2560])
 def test_a_cut_archive_on_a_worker(store: str, cut: int) -> None:
     names = IterableWrapper(["s3://tars/whole.tar", f"s3://tars/cut/{cut}.tar"]).sharding_filter()
     pipe = names.load_files_by_s3(endpoint_url=store).load_from_tar().map(read_member)
