@@ -135,6 +135,11 @@ class Channel:
         return self._sock.fileno() < 0
 
     @property
+    def torn(self) -> bool:
+        """Whether an exception such as Ctrl-C cut a message in two, so that nothing after it can travel."""
+        return self._torn
+
+    @property
     def pending(self) -> int:
         """Bytes that were posted and that the kernel has not taken yet."""
         return sum(message.nbytes for message in self._outbox)

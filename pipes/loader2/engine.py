@@ -144,6 +144,8 @@ class Engine:
         for worker in self._workers:
             worker.inbox.clear()
             worker.restarts = 0
+            if worker.runs and worker.channel.torn:
+                self._discard(worker)
             if not worker.runs:
                 self._start(worker)
             self._send_epoch(worker)
@@ -233,18 +235,20 @@ class Engine:
     def _take_in(self, worker: Slot) -> None:
         if self._closed:
             raise RuntimeError("the loader was shut down while this iterator waited for its workers")
+        failure: Exception | None = None
         try:
-            messages = worker.channel.feed()
+            for message in worker.channel.feed():
+                try:
+                    self._handle(worker, message)
+                except Exception as error:
+                    # The rest must be taken in all the same: slabs are announced once.
+                    failure = failure or error
         except ChannelClosed:
             self._recover(worker)
-            return
-        failure: BaseException | None = None
-        for message in messages:
-            try:
-                self._handle(worker, message)
-            except BaseException as error:
-                # Messages that were lost would be missed in later epochs, too: slabs are announced once.
-                failure = failure or error
+        except BaseException:
+            # Ctrl-C may have lost messages; the next epoch starts another worker.
+            self._discard(worker)
+            raise
         if failure is not None:
             raise failure
 
