@@ -25,8 +25,8 @@ BATCH = 64
 CASES: dict[str, tuple[tuple[int, ...], torch.dtype, int, float]] = {
     # name: (shape of a sample, dtype, batches measured, the ratio to torch's DataLoader that is promised)
     "64x3x224x224 float32": ((3, 224, 224), torch.float32, 150, 8),
-    "64x3x224x224 uint8": ((3, 224, 224), torch.uint8, 400, 10),
-    "64x512 int64": ((512,), torch.int64, 1500, 5),
+    "64x3x224x224 uint8": ((3, 224, 224), torch.uint8, 1000, 10),
+    "64x512 int64": ((512,), torch.int64, 6000, 5),
 }
 WARM = 30
 

@@ -105,9 +105,10 @@ class _Worker:
     def serve(self) -> None:
         channel = self._channel
         while True:
-            ready = self._may_produce()
-            messages = channel.feed() if ready else [channel.recv()]
-            for message in messages:
+            if not self._may_produce():
+                self._handle(channel.recv())
+            # All that is there: a credit that is read late has the worker fill one slab more than it needs.
+            for message in channel.feed():
                 self._handle(message)
             if self._stopped:
                 return
