@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,3 +41,14 @@ def through_json(state: Any) -> Any:
 
 def take(iterator: Any, count: int) -> list[Any]:
     return [next(iterator) for _ in range(count)]
+
+
+def logged_calls(folder: Path) -> Callable[[int], int]:
+    """Return a function that notes each call of it."""
+
+    def call(element: int) -> int:
+        with (folder / "calls").open("ab") as file:
+            file.write(b".")
+        return element
+
+    return call
