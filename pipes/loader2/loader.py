@@ -228,8 +228,6 @@ class DataLoader2(Generic[T]):
                 length_of(graph, (number, self.num_streams))
                 for number in range(self._rank, self.num_streams, self._world)
             )
-        except TypeError:
-            raise
         except RecursionError:
             raise no_length(self, "its graph is too deep") from None
 

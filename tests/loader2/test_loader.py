@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 import threading
 import warnings
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from loading import loader_of, take, through_json, with_draws
+from loading import GRAPHS, N, loader_of, plain, source, take, through_json, two_epochs
 
 from pipes import IterDataPipe
 from pipes.errors import UnpicklableStageError
@@ -20,38 +18,6 @@ from pipes.loader2 import DataLoader2
 from pipes.map import SequenceWrapper
 
 pytestmark = pytest.mark.usefixtures("no_residue")
-
-N = 50
-
-
-def plain(value: Any) -> Any:
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def source() -> IterDataPipe[int]:
-    return IterableWrapper(range(N))
-
-
-GRAPHS: dict[str, Callable[[], IterDataPipe[Any]]] = {
-    "elements": lambda: source().sharding_filter(),
-    "shuffled names": lambda: source().shuffle(7).sharding_filter().map(with_draws),
-    "shuffled data": lambda: source().sharding_filter().shuffle(5).map(with_draws).batch(3),
-    "both": lambda: source().shuffle(7).sharding_filter().shuffle(4).map(with_draws).batch(4, drop_last=True),
-    "collated": lambda: source().sharding_filter().map(with_draws).batch(3).collate(),
-    "exact batches": lambda: source().shuffle(9).batch(4).sharding_filter().map(with_draws),
-    "filtered": lambda: source().sharding_filter().map(with_draws).filter(lambda x: x[0] % 3 > 0).batch(2),
-    "expanded": lambda: source().sharding_filter().flatmap(lambda x: [x] * (x % 3)).shuffle(5),
-    "keyed": lambda: source().sharding_filter().map(lambda x, rng: (x, rng.random()), rng=True).shuffle(6).batch(3),
-    "joined": lambda: source().zip(IterableWrapper(range(100, 100 + N))).shuffle(5).sharding_filter().batch(3),
-}
-
-
-def two_epochs(loader: DataLoader2[Any]) -> list[Any]:
-    return [plain(list(loader)), plain(list(loader))]
 
 
 class TestOrder:
