@@ -20,47 +20,27 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-import warnings
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from pipes.datapipe import IterDataPipe
 from pipes.errors import ChannelClosed, WorkerDiedError, WorkerTimeoutError
 from pipes.loader2 import channel as channels
-from pipes.loader2.channel import Channel, Message
+from pipes.loader2.channel import Message
 from pipes.loader2.dealing import Dealer, Exhausted, positions_of
 from pipes.loader2.forwarding import replay_log, replay_warning
 from pipes.loader2.merge import RoundRobin
 from pipes.loader2.messages import BATCH_HEAD, CREDIT_HEAD, EVENT_HEAD, FATAL, Kind
-from pipes.loader2.packing import Receiver
-from pipes.loader2.process import Method, describe_exit, start_worker
-from pipes.loader2.progress import Progress, Slot
+from pipes.loader2.progress import Progress
+from pipes.loader2.recovery import Death
 from pipes.loader2.remote_error import unpack_error
+from pipes.loader2.settings import Settings
 from pipes.loader2.shipping import ship
+from pipes.loader2.slot import Slot
 from pipes.loader2.streams import Plan, StreamState
-from pipes.loader2.worker import Job, WorkerInfo, work
 
-__all__ = ["Engine", "Settings"]
+__all__ = ["Engine"]
 
 _GRACE = 2.0
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How the workers of one loader run; see MultiProcessingReadingService for what each means."""
-
-    num_workers: int
-    method: Method
-    prefetch: int
-    max_bytes_in_flight: int
-    max_held: int
-    snapshot_every: int
-    timeout: float | None
-    max_restarts: int
-    recover: bool
-    init_fn: Any
-    reset_fn: Any
 
 
 class Engine:
@@ -81,9 +61,8 @@ class Engine:
         self.drew_above: str | None = None
         self.waited = 0.0
         self.batches = self.nbytes = self.restarts = 0
-        self._copied_by_dead = 0
         self._budget = max(1, settings.max_bytes_in_flight // workers)
-        self._workers = [Slot(number) for number in range(workers)]
+        self._workers = [Slot(number, workers) for number in range(workers)]
         try:
             for worker in self._workers:
                 self._start(worker)
@@ -94,36 +73,12 @@ class Engine:
     @property
     def copied(self) -> int:
         """Batches that were copied because the user holds many."""
-        return self._copied_by_dead + sum(worker.receiver.copied_batches for worker in self._workers)
+        return sum(worker.copied for worker in self._workers)
 
     @property
     def pids(self) -> list[int]:
         """The process ids of the workers, by number."""
         return [worker.process.pid for worker in self._workers]
-
-    def _start(self, worker: Slot) -> None:
-        settings = self._settings
-        worker.generation += 1
-        worker.fatal = None
-        job = Job(
-            self._shipped,
-            WorkerInfo(len(self._workers), worker.number),
-            worker.generation,
-            self._budget,
-            settings.snapshot_every,
-            settings.init_fn,
-            settings.reset_fn,
-        )
-        payload = ship(job, "the functions for workers")
-        worker.process = start_worker(
-            partial(work, worker.number),
-            payload,
-            method=settings.method,
-            name=f"pipes worker {worker.number}",
-            number=worker.number,
-        )
-        worker.channel = Channel(worker.process.sock)
-        worker.receiver = Receiver(settings.max_held)
 
     def begin(self, plan: Plan, states: dict[int, StreamState], dealer: Dealer | None) -> None:
         """Begin an epoch: run the streams `states`, by number, each from its state; drops the epoch before."""
@@ -145,7 +100,7 @@ class Engine:
             worker.inbox.clear()
             worker.restarts = 0
             if worker.runs and worker.channel.torn:
-                self._discard(worker)
+                worker.discard()
             if not worker.runs:
                 self._start(worker)
             self._send_epoch(worker)
@@ -247,7 +202,7 @@ class Engine:
             self._recover(worker)
         except BaseException:
             # Ctrl-C may have lost messages; the next epoch starts another worker.
-            self._discard(worker)
+            worker.discard()
             raise
         if failure is not None:
             raise failure
@@ -311,47 +266,25 @@ class Engine:
 
     def _recover(self, worker: Slot) -> None:
         """Start a dead worker again, or raise what its death means."""
-        process = worker.process
-        process.join(_GRACE)
-        how = describe_exit(process.exitcode)
-        pid, crash = process.pid, process.crash_stack()
-        self._discard(worker)
+        death = Death.of(worker, self._streams.values())
+        worker.discard()
         if self._closed:
             raise RuntimeError("the loader was shut down while this iterator waited for its workers")
         if worker.fatal is not None:
             raise worker.fatal
         if worker.inbox and worker.inbox[-1][0] == Kind.ERROR:
             return
-        open_streams = [p for p in self._streams.values() if p.worker == worker.number and not p.ended]
-        where = ", ".join(f"stream {p.stream} after output {p.arrived}" for p in open_streams) or "no open stream"
-        what = f"worker {worker.number} (pid {pid}) died: {how}; it ran {where}"
-        crash = f"\n{crash}" if crash else ""
-        if not self._settings.recover:
+        try:
+            death.allow_restart(worker, self._settings)
+        except WorkerDiedError:
             self._turns = RoundRobin({})
-            raise WorkerDiedError(f"{what}. on_worker_death='raise' turns recovery off{crash}")
-        if worker.restarts >= self._settings.max_restarts:
-            self._turns = RoundRobin({})
-            raise WorkerDiedError(
-                f"{what}. It was restarted {worker.restarts} times in this epoch "
-                f"(max_restarts={self._settings.max_restarts}); what it dies of is likely in the elements after those "
-                f"named{crash}"
-            )
-        worker.restarts += 1
+            raise
         self.restarts += 1
-        warnings.warn(
-            f"{what}; it is started again from its last snapshot, nothing is lost or doubled "
-            f"(restart {worker.restarts} of at most {self._settings.max_restarts} in this epoch){crash}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
         self._start(worker)
         self._send_epoch(worker)
 
-    def _discard(self, worker: Slot) -> None:
-        self._copied_by_dead += worker.receiver.copied_batches
-        worker.receiver.copied_batches = 0
-        worker.channel.close()
-        worker.process.close()
+    def _start(self, worker: Slot) -> None:
+        worker.start(self._settings, self._shipped, self._budget)
 
     def states(self) -> dict[int, StreamState]:
         """Return where each stream stands, by its number."""
@@ -386,7 +319,7 @@ class Engine:
                         channels.close_descriptors(message.fds)
                 except (ChannelClosed, OSError):
                     worker.process.join(max(0.0, deadline - time.monotonic()))
-            self._discard(worker)
+            worker.discard()
         for worker in self._workers:
             worker.inbox.clear()
         self._end_dealing()

@@ -1,19 +1,14 @@
-"""What the main process knows of its workers and streams: what arrived, what was given to the user."""
+"""What the main process knows of the streams that its workers run: what arrived, what was given to the user."""
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 from pipes.datapipe import IterDataPipe
-from pipes.loader2.channel import Channel
-from pipes.loader2.messages import Kind
-from pipes.loader2.packing import Receiver
-from pipes.loader2.process import WorkerProcess
 from pipes.loader2.streams import Plan, StreamState, describe
 from pipes.state import Captures, Table
 
-__all__ = ["Progress", "Reached", "Slot"]
+__all__ = ["Progress", "Reached"]
 
 # The number of an output, and where the graph stood after it; a table where main has not the worker's graph.
 Reached = tuple[int, Captures | Table]
@@ -52,23 +47,3 @@ class Progress:
         at, reached = snapshot
         table = reached if isinstance(reached, dict) else describe(graph, plan, self.stream, reached)
         return StreamState(table, at, given)
-
-
-class Slot:
-    """The place of worker `number`: the process that fills it now, and what has arrived from that and those before."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.generation = -1
-        self.restarts = 0
-        self.process: WorkerProcess
-        self.channel: Channel
-        self.receiver: Receiver
-        # (kind, stream, generation, parcel or error, snapshot) in the order of arrival
-        self.inbox: deque[tuple[Kind, int, int, Any, bytes]] = deque()
-        self.fatal: BaseException | None = None
-
-    @property
-    def runs(self) -> bool:
-        """Whether a process was started here and not given up."""
-        return hasattr(self, "channel") and not self.channel.closed

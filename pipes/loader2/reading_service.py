@@ -9,9 +9,10 @@ from typing import Any, get_args
 
 from pipes.datapipe import IterDataPipe
 from pipes.errors import UnpicklableStageError
-from pipes.loader2.engine import Engine, Settings
+from pipes.loader2.engine import Engine
 from pipes.loader2.in_process import InProcessEngine
 from pipes.loader2.process import Method
+from pipes.loader2.settings import Settings
 from pipes.loader2.shipping import find_unpicklable, ship
 from pipes.loader2.worker import WorkerInfo
 from pipes.run import stage_names, walk

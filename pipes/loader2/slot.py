@@ -1,0 +1,79 @@
+"""The place of one worker in main: the process that fills it, and what has arrived from it and those before.
+
+Contract
+- Success. `start` fills the place with a new process that has the graph and waits for EPOCH.
+- Failure. `start` raises WorkerError when no process can be had; nothing is left then.
+- Stop. `discard` kills the process if it lives and frees all but what has arrived; the place can be filled again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import Any
+
+from pipes.loader2.channel import Channel
+from pipes.loader2.messages import Kind
+from pipes.loader2.packing import Receiver
+from pipes.loader2.process import WorkerProcess, start_worker
+from pipes.loader2.settings import Settings
+from pipes.loader2.shipping import ship
+from pipes.loader2.worker import Job, WorkerInfo, work
+
+__all__ = ["Slot"]
+
+
+class Slot:
+    """The place of worker `number` of `count`."""
+
+    def __init__(self, number: int, count: int) -> None:
+        self.number = number
+        self._count = count
+        self.generation = -1
+        self.restarts = 0
+        self.process: WorkerProcess
+        self.channel: Channel
+        self.receiver: Receiver
+        # (kind, stream, generation, parcel or error, snapshot) in the order of arrival
+        self.inbox: deque[tuple[Kind, int, int, Any, bytes]] = deque()
+        self.fatal: BaseException | None = None
+        self._copied_before = 0
+
+    @property
+    def runs(self) -> bool:
+        """Whether a process was started here and not given up."""
+        return hasattr(self, "channel") and not self.channel.closed
+
+    @property
+    def copied(self) -> int:
+        """Batches that were copied because the user holds many."""
+        return self._copied_before + (self.receiver.copied_batches if hasattr(self, "receiver") else 0)
+
+    def start(self, settings: Settings, graph: bytes, max_bytes: int) -> None:
+        """Start a process here that runs `graph`, as `ship` packed it."""
+        self.generation += 1
+        self.fatal = None
+        job = Job(
+            graph,
+            WorkerInfo(self._count, self.number),
+            self.generation,
+            max_bytes,
+            settings.snapshot_every,
+            settings.init_fn,
+            settings.reset_fn,
+        )
+        self.process = start_worker(
+            partial(work, self.number),
+            ship(job, "the functions for workers"),
+            method=settings.method,
+            name=f"pipes worker {self.number}",
+            number=self.number,
+        )
+        self.channel = Channel(self.process.sock)
+        self._copied_before = self.copied
+        self.receiver = Receiver(settings.max_held)
+
+    def discard(self) -> None:
+        """End the process and close what belongs to it."""
+        self.channel.close()
+        self.process.close()
