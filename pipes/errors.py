@@ -53,8 +53,10 @@ __all__ = [
     "WorkerDiedError",
     "WorkerError",
     "WorkerTimeoutError",
+    "add_note",
     "brief",
     "mask",
+    "notes_of",
 ]
 
 
@@ -214,6 +216,33 @@ def brief(value: object, limit: int = 120) -> str:
         text = f"<{type(value).__name__}, whose repr fails>"
     text = mask(text)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """Return the notes of `error` as texts, whatever a user has put there.
+
+    >>> error = ValueError(); error.__notes__ = ["one", 2]
+    >>> notes_of(error)
+    ['one', '2']
+    """
+    try:
+        notes = getattr(error, "__notes__", [])
+        notes = notes if isinstance(notes, list | tuple) else [notes]
+        return [note if isinstance(note, str) else brief(note) for note in notes]
+    except Exception:
+        return []
+
+
+def add_note(error: BaseException, note: str) -> bool:
+    """Add `note` to `error`, also when its notes are no list of texts; False when it takes no notes at all."""
+    try:
+        error.add_note(note)
+    except Exception:
+        try:
+            error.__notes__ = [*notes_of(error), note]
+        except Exception:
+            return False
+    return True
 
 
 def mask(text: str) -> str:

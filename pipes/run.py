@@ -20,7 +20,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any, ClassVar
 
-from pipes.errors import GraphError, StateError, brief
+from pipes.errors import GraphError, StateError, add_note, brief, notes_of
 from pipes.node import (
     Node,
     above_shard,
@@ -80,6 +80,8 @@ class Context:
         self.children: list[Context] = []
         self.at_close: list[Callable[[], None]] = []
         self.adopted: set[int] = set()
+        # Notes that an error refused to take; whoever carries the error elsewhere adds them there.
+        self.loose_notes: list[str] = []
         self.table: Table | None = None
 
     def start(self, table: Table | None = None) -> Run:
@@ -308,11 +310,13 @@ class Run:
         what = f", on element {brief(element[0])}" if element else ""
         context = self.context
         stream = f", in stream {context.stream} of {context.streams}" if context.streams > 1 else ""
-        error.add_note(f"in stage {self.stage}{where}{what}{stream}")
+        note = f"in stage {self.stage}{where}{what}{stream}"
+        if not add_note(error, note):
+            context.loose_notes.append(note)
 
     def note_once(self, error: BaseException) -> None:
         """Add the note unless a stage above has added one: for stages through which errors from above pass."""
-        if not any(note.startswith("in stage ") for note in getattr(error, "__notes__", ())):
+        if not any(note.startswith("in stage ") for note in notes_of(error)):
             self.note(error)
 
 

@@ -174,7 +174,9 @@ class UserRun(Run):
             for element, _ in zip(source, self.ticks, strict=False):
                 yield element
             self.ended = True
-        except Exception as error:
+        except GeneratorExit:
+            raise
+        except BaseException as error:
             self.note_once(error)
             raise
         finally:

@@ -79,7 +79,9 @@ class RecordsRun(ExpandingRun):
             records = self.read(path, stream, at)
             self.saved, self.object = None, found
             yield from records
-        except Exception as error:
+        except GeneratorExit:
+            raise
+        except BaseException as error:
             self.note(error, element[0] if isinstance(element, tuple) and element else element)
             raise
         finally:

@@ -237,7 +237,7 @@ class _JsonRun(Run):
         for element in self.inputs[0]:
             try:
                 value = self._parsed(element)
-            except Exception as error:
+            except BaseException as error:
                 self.note(error, element[0] if isinstance(element, tuple) and element else element)
                 raise
             yield value

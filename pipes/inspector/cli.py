@@ -167,7 +167,7 @@ def _machine(options: argparse.Namespace, name: str, report: Report, pipe: Any) 
 
 def _peek(pipe: Any, count: int) -> list[Described] | None:
     """Return the first elements; None after printing why the graph failed."""
-    from pipes.errors import mask
+    from pipes.errors import mask, notes_of
     from pipes.inspector.elements import first_elements
 
     with warnings.catch_warnings(record=True) as caught:
@@ -176,7 +176,7 @@ def _peek(pipe: Any, count: int) -> list[Described] | None:
             return first_elements(pipe, count)
         except Exception as error:
             print(mask(f"pipes-inspect: the graph failed: {type(error).__name__}: {error}"), file=sys.stderr)
-            for note in getattr(error, "__notes__", ()):
+            for note in notes_of(error):
                 print(mask(f"  {note}"), file=sys.stderr)
             return None
         finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipes.datapipe import IterDataPipe
+from pipes.errors import add_note
 from pipes.loader2.dealing import Dealer, DealtSource
 from pipes.loader2.merge import RoundRobin
 from pipes.loader2.random import seeds_of
@@ -62,8 +63,10 @@ class InProcessEngine:
             except StopIteration:
                 self._turns.end()
                 continue
-            except BaseException:
+            except BaseException as error:
                 self._turns = RoundRobin({})
+                given = self._streams[number].given if number in self._streams else self._states[number].given
+                add_note(error, self._plan.note(number, given))
                 raise
             finally:
                 if saved is not None:

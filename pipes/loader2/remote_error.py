@@ -3,7 +3,8 @@
 Contract: whatever a worker raises becomes an ordinary exception in main. It has the same type, arguments, attributes
 and notes where it survives pickling unchanged; else it is a RemoteError with its class name and message. Either way
 the worker's traceback is its cause, and a note names the worker. What would end main or its loop (SystemExit,
-KeyboardInterrupt, GeneratorExit, StopIteration) is always a RemoteError. Neither packing nor unpacking ever raises.
+KeyboardInterrupt, GeneratorExit, StopIteration) is always a RemoteError, and so is an error that carries more than
+16 MiB. Neither packing nor unpacking ever raises.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ import pickle
 import re
 import traceback
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
-from pipes.errors import RemoteError, RemoteTraceback
+from pipes.errors import RemoteError, RemoteTraceback, notes_of
 
 __all__ = ["pack_error", "unpack_error"]
 
 #: Raised out of `next()` these would end the loop in silence.
 _ENDS_A_LOOP = (StopIteration, StopAsyncIteration)
+#: What an error carries beyond this (a batch, a file's bytes) stays in the worker: main wants to read the message.
+_MOST_BYTES = 1 << 24
+_LONG_ARGUMENT = 1 << 16
+_LONG_TEXT = 1 << 20
 
 
 class _Packed(TypedDict):
@@ -46,7 +51,7 @@ def pack_error(exc: BaseException, worker: int, notes: Sequence[str] = ()) -> by
         "exception": _pickled(exc),
         "type": _type_name(type(exc)),
         "message": _message(exc),
-        "notes": [*_notes(exc), *notes],
+        "notes": [_shortened(note) for note in (*notes_of(exc), *notes)],
         "traceback": _traceback(exc),
         "worker": worker,
     }
@@ -71,6 +76,8 @@ def _pickled(exc: BaseException) -> bytes | None:
     try:
         # Plainly, so that a class from a script or notebook is main's own class again.
         pickled = pickle.dumps(exc)
+        if len(pickled) > _MOST_BYTES:
+            return None
         copy = pickle.loads(pickled)
         same = type(copy) is type(exc) and _appearance(copy) == _appearance(exc)
     except BaseException:
@@ -98,14 +105,23 @@ def _unpickled(data: _Packed) -> BaseException | None:
 
 def _message(exc: BaseException) -> str:
     try:
-        return str(exc)
+        if type(exc).__str__ is BaseException.__str__ and any(map(_is_long, exc.args)):
+            # The text of 200 MB of bytes would take 800 MB to make.
+            shown = ", ".join(
+                f"<{type(arg).__name__} of {len(arg)}>" if _is_long(arg) else repr(arg) for arg in exc.args
+            )
+            return _shortened(shown)
+        return _shortened(str(exc))
     except BaseException:
         return "<unprintable>"
 
 
-def _notes(exc: BaseException) -> list[str]:
-    notes = getattr(exc, "__notes__", None)
-    return [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
+def _is_long(value: Any) -> bool:
+    return isinstance(value, bytes | bytearray | str | list | tuple | dict) and len(value) > _LONG_ARGUMENT
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONG_TEXT else f"{text[:_LONG_TEXT]}… ({len(text)} characters)"
 
 
 def _type_name(kind: type) -> str:
@@ -116,7 +132,9 @@ def _type_name(kind: type) -> str:
 
 def _traceback(exc: BaseException) -> str:
     try:
-        return "".join(traceback.format_exception(exc))
+        if not any(map(_is_long, exc.args)):
+            return _shortened("".join(traceback.format_exception(exc)))
     except BaseException:
-        frames = "".join(traceback.format_tb(exc.__traceback__))
-        return f"Traceback (most recent call last):\n{frames}{_type_name(type(exc))}: {_message(exc)}\n"
+        pass
+    frames = "".join(traceback.format_tb(exc.__traceback__))
+    return f"Traceback (most recent call last):\n{frames}{_type_name(type(exc))}: {_message(exc)}\n"

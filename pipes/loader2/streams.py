@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from pipes.datapipe import IterDataPipe, MapDataPipe
-from pipes.errors import StateError
+from pipes.errors import StateError, add_note, notes_of
 from pipes.run import Context, Node, Run, inputs_of, walk
 from pipes.seeds import GlobalGenerators, derive_key, seed_globals
 from pipes.stages.collating import Collator
@@ -54,6 +54,10 @@ class Plan:
     epoch: int
     streams: int
     replicate: bool = False
+
+    def note(self, number: int, given: int) -> str:
+        """Return the note that says at which output an error came."""
+        return f"output {given} of stream {number}, epoch {self.epoch}"
 
     def context(self, graph: IterDataPipe[Any], number: int) -> Context:
         """Return a context of stream `number` of the epoch."""
@@ -215,8 +219,8 @@ class Stream:
             self._failed = True
             if isinstance(error.__cause__, StopIteration):
                 # A user's function raised it, and Python made this error of it; what the stage noted is on that.
-                for note in getattr(error.__cause__, "__notes__", ()):
-                    error.add_note(note)
+                for note in notes_of(error.__cause__):
+                    add_note(error, note)
             raise
         self.given += 1
         if self._keeps_generators:
@@ -228,6 +232,11 @@ class Stream:
         if self._failed or (self.seeded and self.given % self.unit):
             return self._boundary
         return self.given, self._run.captures()
+
+    @property
+    def loose_notes(self) -> list[str]:
+        """The notes that the error which ended this stream refused to take."""
+        return self._context.loose_notes
 
     def table(self, snapshot: Snapshot) -> Table:
         """Return the JSON table that a snapshot of this stream stands for."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipes.datapipe import IterDataPipe
-from pipes.errors import ChannelClosed
+from pipes.errors import ChannelClosed, add_note
 from pipes.loader2.channel import Channel, Message
 from pipes.loader2.collate import collating_into, default_collate
 from pipes.loader2.dealing import DealtSource, Exhausted
@@ -200,7 +200,8 @@ class _Worker:
             self._handle(abandoned.message)
             return
         except BaseException as error:
-            notes = [f"output {given} of stream {number}, epoch {self._plan.epoch}"]
+            loose = self._streams[number].loose_notes if number in self._streams else []
+            notes = [*loose, self._plan.note(number, given)]
             self._send(
                 Kind.ERROR, [EVENT_HEAD.pack(self._iteration, number, given), pack_error(error, self._number, notes)]
             )
@@ -230,7 +231,7 @@ class _Worker:
         try:
             return pack(output, self._pool)
         except Exception as error:
-            error.add_note(f"while the output of stage {stream.last} was sent to the main process")
+            add_note(error, f"while the output of stage {stream.last} was sent to the main process")
             raise
 
     def _tell_of_draws(self, stream: Stream) -> None:

@@ -66,7 +66,7 @@ class ListingRun(Run):
         pipe = self.pipe
         try:
             self.listing = Listing((name for root in pipe.roots() for name in pipe.names(root)), pipe.identity)
-        except Exception as error:
+        except BaseException as error:
             self.note(error)
             raise
         self.listing.check(self.known, f"stage {self.stage}")
@@ -130,7 +130,7 @@ class OpeningRun(Run):
         for name in self.inputs[0]:
             try:
                 opened = self.pipe.opened(name)
-            except Exception as error:
+            except BaseException as error:
                 self.note(error, name)
                 raise
             yield opened

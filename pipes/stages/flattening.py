@@ -74,7 +74,9 @@ class ExpandingRun(Run):
                 self.ticks, self.skip = Ticks(skip), 0
             for output, _ in zip(outputs, self.ticks, strict=False):
                 yield output
-        except (Exception, SystemExit) as error:
+        except GeneratorExit:
+            raise
+        except BaseException as error:
             self.note(error, element)
             raise
 

@@ -108,7 +108,9 @@ class _WrapperRun(Run):
                 elements = islice(iter(self.data), self.start, None)
             for element, _ in zip(elements, self.cursor, strict=False):
                 yield element
-        except Exception as error:
+        except GeneratorExit:
+            raise
+        except BaseException as error:
             self.note(error)
             raise
 
@@ -218,7 +220,7 @@ class KeysRun(Run):
         for key in self.cursor:
             try:
                 element = datapipe[key]
-            except Exception as error:
+            except BaseException as error:
                 self.note(error, key)
                 raise
             yield element

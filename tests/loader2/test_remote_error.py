@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipes.errors import DataError, RemoteError, RemoteTraceback, StoreError
+from pipes.errors import DataError, RemoteError, RemoteTraceback, StoreError, add_note
 from pipes.loader2.remote_error import pack_error, unpack_error
 
 
@@ -184,6 +184,31 @@ def test_endless_recursion() -> None:
     got = unpack_error(pack_error(caught.value, 0))
     assert type(got) is RecursionError
     assert len(str(got.__cause__)) < 10_000
+
+
+@pytest.mark.parametrize(
+    "payload", [bytes(1 << 25), "x" * (1 << 25), list(range(1 << 22))], ids=lambda p: type(p).__name__
+)
+def test_what_an_error_carries_stays_behind_when_it_is_large(payload: Any) -> None:
+    packed = pack_error(ValueError(payload), 0, notes=["n" * (1 << 24)])
+    assert len(packed) < 4_000_000
+    got = unpack_error(packed)
+    assert type(got) is RemoteError
+    assert str(got) == f"ValueError: <{type(payload).__name__} of {len(payload)}>"
+    error = HasFields("text")
+    error.batch = payload  # type: ignore[attr-defined]
+    assert str(unpack_error(pack_error(error, 0))).endswith("HasFields: text")
+
+
+@pytest.mark.parametrize("notes", [[1, None, "text"], "no list", 7, ("a", "tuple")])
+def test_notes_of_any_kind(notes: Any) -> None:
+    error = ValueError("x")
+    error.__notes__ = notes
+    assert add_note(error, "in stage 1:Mapper")
+    got = raised(error)
+    assert type(got) is ValueError
+    assert all(isinstance(note, str) for note in got.__notes__)
+    assert got.__notes__[-2:] == ["in stage 1:Mapper", "raised in worker 3"]
 
 
 def test_never_raised() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
+import types
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +45,58 @@ class Unprintable(Exception):
         raise ValueError("no text")
 
 
+class Stop(BaseException):
+    """No Exception, so no ordinary `except` of a training loop would see it."""
+
+
+class TakesNoNotes(Exception):
+    def __setattr__(self, name: str, value: object) -> None:
+        raise TypeError("frozen")
+
+    def add_note(self, note: str) -> None:
+        raise TypeError("frozen")
+
+
+class SaysItIsText(Exception):
+    def __reduce__(self) -> Any:
+        return str, ("not an error",)
+
+
+class FailsToReduce(Exception):
+    def __reduce__(self) -> Any:
+        raise SystemExit(5)
+
+
+def with_notes(error: Exception, notes: Any) -> Exception:
+    error.__notes__ = notes
+    return error
+
+
+def of_a_module_that_main_lacks() -> Exception:
+    module = types.ModuleType("only_in_the_worker")
+    sys.modules[module.__name__] = module
+    exec("class Foreign(Exception): pass", module.__dict__)
+    return module.Foreign("unknown")  # type: ignore[no-any-return]
+
+
+def chained() -> Any:
+    try:
+        {}["the first"]
+    except KeyError as error:
+        raise LookupError("the second") from error
+
+
+def suppressed() -> Any:
+    try:
+        {}["never to be seen"]
+    except KeyError:
+        raise LookupError("alone") from None
+
+
+def again() -> Any:
+    return again()
+
+
 class Unpicklable:
     def __reduce__(self) -> Any:
         raise OSError("the disk of the pickle is full")
@@ -61,6 +116,38 @@ FAILURES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "pickling": (Unpicklable, TypeError, "OSError: the disk of the pickle is full"),
     "stop": (lambda: raise_(StopIteration), RuntimeError, "StopIteration"),
     "interrupt": (lambda: raise_(KeyboardInterrupt), RemoteError, "KeyboardInterrupt"),
+}
+
+MORE_FAILURES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "generator exit": (lambda: raise_(GeneratorExit), RemoteError, "GeneratorExit"),
+    "base": (lambda: raise_(lambda: Stop("no more")), RemoteError, "Stop: no more"),
+    "group": (lambda: raise_(lambda: ExceptionGroup("two", [ValueError(1), OSError(2)])), ExceptionGroup, "two (2 sub"),
+    "group of a lock": (
+        lambda: raise_(lambda: ExceptionGroup("odd", [HoldsLock("held")])),
+        RemoteError,
+        "ExceptionGroup: odd (1 sub",
+    ),
+    "base group": (
+        lambda: raise_(lambda: BaseExceptionGroup("ends", [SystemExit(1)])),
+        RemoteError,
+        "BaseExceptionGroup: ends",
+    ),
+    "chain": (chained, LookupError, "the second"),
+    "no chain": (suppressed, LookupError, "alone"),
+    "recursion": (again, RecursionError, "maximum recursion depth"),
+    "memory": (lambda: bytearray(1 << 60), MemoryError, ""),
+    "unicode": (lambda: b"abc\xff".decode(), UnicodeDecodeError, "can't decode byte 0xff in position 3"),
+    "notes of no text": (lambda: raise_(lambda: with_notes(ValueError("noted"), [1, "two"])), ValueError, "noted"),
+    "notes that are no list": (lambda: raise_(lambda: with_notes(ValueError("noted"), "one")), ValueError, "noted"),
+    "no notes": (lambda: raise_(TakesNoNotes), RemoteError, "TakesNoNotes: "),
+    "foreign": (lambda: raise_(of_a_module_that_main_lacks), RemoteError, "only_in_the_worker.Foreign: unknown"),
+    "reduce lies": (lambda: raise_(lambda: SaysItIsText("x")), RemoteError, "SaysItIsText: x"),
+    "reduce raises": (lambda: raise_(lambda: FailsToReduce("x")), RemoteError, "FailsToReduce: x"),
+    "200 MB": (
+        lambda: raise_(lambda: ValueError("too much", bytes(200_000_000))),
+        RemoteError,
+        "ValueError: 'too much', <bytes of 200000000>",
+    ),
 }
 
 
@@ -92,6 +179,55 @@ class TestErrors:
             loader.load_state_dict(state)
             with pytest.raises(kind):
                 next(iter(loader))
+
+    def test_more_kinds_one_after_the_other(self, tmp_path: Path) -> None:
+        kind_now = tmp_path / "kind"
+
+        def fail(element: int) -> int:
+            return MORE_FAILURES[kind_now.read_text()][0]() if element == 5 else element
+
+        with loader_of(numbers().map(fail), 3) as loader:
+            for name, (_, kind, text) in MORE_FAILURES.items():
+                kind_now.write_text(name)
+                iterator = iter(loader)
+                assert take(iterator, 5) == [0, 1, 2, 3, 4]
+                with pytest.raises(Exception) as caught:  # noqa: PT011
+                    next(iterator)
+                error = caught.value
+                assert type(error) is kind, name
+                assert text in str(error), name
+                notes = "\n".join(error.__notes__)
+                assert "stage 2:Mapper" in notes, name
+                assert "raised in worker 2" in notes, name
+                assert "output 1 of stream 2, epoch" in notes, name
+                trace = str(error.__cause__)
+                assert "Traceback (most recent call last)" in trace, name
+                assert len(trace) < 100_000, name
+                assert name != "chain" or "KeyError: 'the first'" in trace
+                assert name != "no chain" or "never to be seen" not in trace
+                assert name != "notes of no text" or error.__notes__[:2] == ["1", "two"]
+            assert loader.stats()["restarts"] == 0
+
+    @pytest.mark.parametrize("name", sorted({**FAILURES, **MORE_FAILURES}.keys() - {"pickling", "200 MB"}))
+    def test_in_process_they_are_themselves_and_say_the_same(self, name: str) -> None:
+        what, kind, text = {**FAILURES, **MORE_FAILURES}[name]
+        with loader_of(numbers().map(failing_at(5, what)), 0, 3) as loader:
+            iterator = iter(loader)
+            assert take(iterator, 5) == [0, 1, 2, 3, 4]
+            with pytest.raises(BaseException) as caught:  # noqa: PT011
+                next(iterator)
+            error = caught.value
+            if kind is RemoteError:
+                assert f"{type(error).__qualname__}: ".rpartition(".")[2] in text + ": "
+            else:
+                assert isinstance(error, kind)
+                assert text in str(error)
+            if name != "no notes":
+                notes = "\n".join(map(str, error.__notes__))
+                assert "in stage 2:Mapper" in notes
+                assert "on element 5, in stream 2 of 3" in notes
+                assert "output 1 of stream 2, epoch 0" in notes
+            assert take(iter(loader), 5) == [0, 1, 2, 3, 4]
 
     @pytest.mark.parametrize("workers", [0, 1, 2, 3])
     def test_all_before_the_error_is_given_and_the_state_is_before_its_unit(self, workers: int) -> None:
