@@ -27,6 +27,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from pipes.errors import ChannelClosed
+from pipes.loader2 import fault_points
 
 __all__ = ["Channel", "Message", "close_descriptors", "wait"]
 
@@ -148,6 +149,7 @@ class Channel:
         """Send one message and wait until the kernel has all of it; raises `ChannelClosed`. Owns `fds`."""
         self._enqueue(kind, parts, fds)
         while not self.flush():
+            fault_points.reach("in the middle of a message")
             poll = select.poll()
             poll.register(self._sock, select.POLLOUT)
             poll.poll()

@@ -33,6 +33,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from pipes.loader2 import fault_points
+
 __all__ = ["ALIGNMENT", "Loans", "Slab", "SlabPool", "create_segment", "map_segment", "size_class", "view_bytes"]
 
 ALIGNMENT = 64
@@ -255,6 +257,7 @@ class SlabPool:
         slab.used = 0
         slab.draft = True
         slab.last_use = self._uses
+        fault_points.reach("before the slab is written")
         return slab
 
     def find(self, low: int, high: int) -> Slab | None:
@@ -266,6 +269,7 @@ class SlabPool:
 
     def lend(self, slab: Slab) -> int:
         """Mark the slab as lent to the main process; returns the loan's number."""
+        fault_points.reach("after the slab is written")
         slab.draft = False
         slab.loan = self._next_loan
         self._lent[self._next_loan] = slab

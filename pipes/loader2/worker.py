@@ -24,6 +24,7 @@ from typing import Any
 
 from pipes.datapipe import IterDataPipe
 from pipes.errors import ChannelClosed, add_note
+from pipes.loader2 import fault_points
 from pipes.loader2.channel import Channel, Message
 from pipes.loader2.collate import collating_into, default_collate
 from pipes.loader2.dealing import DealtSource, Exhausted
@@ -69,6 +70,7 @@ def work(number: int, sock: socket.socket, payload: bytes) -> None:
     channel = Channel(sock)
     try:
         try:
+            fault_points.reach("at the start")
             job: Job = unship(payload)
             worker = _Worker(channel, job)
         except BaseException as error:
@@ -89,7 +91,9 @@ class _Worker:
         self._notes: deque[tuple[Kind, bytes]] = deque()
         install_forwarding(self._note, self._number)
         self._pool = SlabPool(job.generation)
+        fault_points.reach("before the graph is unpickled")
         graph = unship(job.graph)
+        fault_points.reach("after the graph is unpickled")
         self._graph: IterDataPipe[Any] = graph if job.init_fn is None else job.init_fn(graph, job.info)
         self._iteration = FATAL
         self._streams: dict[int, Stream] = {}
@@ -101,6 +105,7 @@ class _Worker:
         self._stopped = self._told_of_draws = False
         collating.stack_with(default_collate)
         DealtSource.fetch = staticmethod(self._fetch)
+        fault_points.reach("ready")
 
     def serve(self) -> None:
         channel = self._channel
@@ -123,20 +128,23 @@ class _Worker:
         )
 
     def _handle(self, message: Message) -> None:
-        if message.kind == Kind.CREDIT:
+        kind = Kind(message.kind)
+        fault_points.reach("before handling", kind)
+        if kind == Kind.CREDIT:
             batches, own = CREDIT_HEAD.unpack_from(message.body)
             self._credits += batches
             for _ in range(own):
                 self._sizes.popleft()
             self._pool.take_back(message.body[CREDIT_HEAD.size :])
-        elif message.kind == Kind.EPOCH:
+        elif kind == Kind.EPOCH:
             self._begin(*pickle.loads(message.body))
-        elif message.kind == Kind.DEAL:
+        elif kind == Kind.DEAL:
             stream, number, has, element = pickle.loads(message.body)
             self._dealt[stream, number] = (has, element)
-        elif message.kind == Kind.STOP:
+        elif kind == Kind.STOP:
             self._drop_streams()
             self._stopped = True
+        fault_points.reach("after handling", kind)
 
     def _begin(self, iteration: int, plan: Plan, states: list[tuple[int, StreamState]], credits: int) -> None:
         self._drop_streams()
@@ -183,6 +191,7 @@ class _Worker:
         try:
             stream = self._stream(number)
             given = stream.given
+            fault_points.reach("before the output")
             try:
                 with collating_into(self._pool) if self._collates_last else nullcontext():
                     output = stream.next()
@@ -190,6 +199,7 @@ class _Worker:
                 self._turns.end()
                 self._send(Kind.END, [EVENT_HEAD.pack(self._iteration, number, given)])
                 return
+            fault_points.reach("after the output")
             self._tell_of_draws(stream)
             snapshot = self._snapshot_of(stream)
             packed = self._packed(output, stream)
@@ -221,11 +231,14 @@ class _Worker:
         if stream.given - at < self._job.snapshot_every and now - when < self._job.snapshot_seconds:
             return b""
         self._snapshots[stream.number] = (stream.given, now)
+        fault_points.reach("before the snapshot")
         snapshot: Reached = stream.snapshot()
         if self._job.init_fn is not None or self._job.reset_fn is not None:
             # Main has another graph, and could not make a table of these captures.
             snapshot = snapshot[0], stream.table(stream.snapshot())
-        return pickle.dumps(snapshot, protocol=5)
+        pickled = pickle.dumps(snapshot, protocol=5)
+        fault_points.reach("after the snapshot")
+        return pickled
 
     def _packed(self, output: Any, stream: Stream) -> Packed:
         try:
@@ -254,8 +267,14 @@ class _Worker:
         return element
 
     def _send(self, kind: Kind, parts: list[bytes], fds: list[int] | None = None) -> None:
+        fault_points.reach("before sending", kind)
+        if fds:
+            fault_points.reach("before the descriptors are sent")
         with self._sending:
             self._channel.send(kind, parts, fds or ())
+        if fds:
+            fault_points.reach("after the descriptors are sent")
+        fault_points.reach("after sending", kind)
         self._flush_notes()
 
     def _note(self, kind: str, payload: bytes) -> None:
