@@ -5,86 +5,149 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-import textwrap
 import time
 from pathlib import Path
 
-import psutil
 import pytest
+from programs import nothing_is_left_of, run_program, wait_for_line
 
 pytestmark = pytest.mark.usefixtures("no_residue")
 
-N = 60
+every_method = pytest.mark.parametrize("method", ["forkserver", "fork"])
 
 
-SCRIPT = """
-import sys, time, random
-from pipes.iter import IterableWrapper
-from pipes.loader2 import DataLoader2, MultiProcessingReadingService
-def slow(x):
-    time.sleep(0.01)
-    return x
-graph = IterableWrapper(range(10_000)).sharding_filter().map(slow)
-service = MultiProcessingReadingService(2, multiprocessing_context={method!r})
-loader = DataLoader2(graph, reading_service=service)
-"""
-
-
-def run_script(tmp_path: Path, body: str, method: str = "forkserver") -> subprocess.Popen[str]:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(method=method) + textwrap.dedent(body))
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", str(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def nothing_is_left_of(session: int) -> bool:
-    """Return whether all processes of a session end within seconds."""
-    deadline = time.monotonic() + 15
-    while any(_session(pid) == session for pid in psutil.pids()):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def _session(pid: int) -> int:
-    try:
-        # who ended and was not waited for yet is the business of the system's first process
-        return -1 if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE else os.getsid(pid)
-    except (OSError, psutil.Error):
-        return -1
+def end_of(program: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Wait for the program; return its exit code, output and errors, once all its processes are gone."""
+    out, err = program.communicate(timeout=60)
+    assert nothing_is_left_of(program.pid), (out, err)
+    return program.returncode, out, err
 
 
 class TestEndOfProgram:
-    @pytest.mark.parametrize("method", ["forkserver", "fork"])
+    @every_method
     def test_with_a_live_loader(self, method: str, tmp_path: Path) -> None:
-        program = run_script(tmp_path, "iterator = iter(loader)\nprint(next(iterator), next(iterator))", method)
-        out, err = program.communicate(timeout=60)
-        assert (program.returncode, out, err) == (0, "0 1\n", "")
-        assert nothing_is_left_of(program.pid)
+        body = "iterator = iter(loader_of(slow))\nprint(next(iterator), next(iterator))"
+        assert end_of(run_program(tmp_path, body, method)) == (0, "0 1\n", "")
 
-    @pytest.mark.parametrize("method", ["forkserver", "fork"])
-    def test_ctrl_c_in_the_loop(self, method: str, tmp_path: Path) -> None:
-        program = run_script(tmp_path, "for x in loader: print(x, flush=True)", method)
-        assert program.stdout is not None
-        assert program.stdout.readline() == "0\n"
-        os.killpg(program.pid, signal.SIGINT)
-        _, err = program.communicate(timeout=60)
-        assert program.returncode in (1, 130, -signal.SIGINT)
-        assert err.count("Traceback (most recent call last)") == 1, err
-        assert err.rstrip().endswith("KeyboardInterrupt"), err
-        assert nothing_is_left_of(program.pid)
-
-    def test_go_on_after_ctrl_c(self, tmp_path: Path) -> None:
-        program = run_script(
+    @every_method
+    def test_with_a_daemon_thread_that_iterates(self, method: str, tmp_path: Path) -> None:
+        program = run_program(
             tmp_path,
             """
+            loader = loader_of(slow)
+            seen = threading.Event()
+            def iterate():
+                for x in loader:
+                    seen.set()
+            threading.Thread(target=iterate, daemon=True).start()
+            assert seen.wait(60)
+            """,
+            method,
+        )
+        code, out, err = end_of(program)
+        assert (code, out) == (0, "")
+        assert err.count("Traceback (most recent call last)") <= 1, err
+        # a daemon thread is cut off in mid-word
+        assert not err or err.startswith("Exception in thread"), err
+
+    @every_method
+    def test_ctrl_c_in_the_loop(self, method: str, tmp_path: Path) -> None:
+        program = run_program(tmp_path, "for x in loader_of(slow): print(x, flush=True)", method)
+        wait_for_line(program, "0")
+        os.killpg(program.pid, signal.SIGINT)
+        code, _, err = end_of(program)
+        assert code in (1, 130, -signal.SIGINT)
+        assert err.count("Traceback (most recent call last)") == 1, err
+        assert err.rstrip().endswith("KeyboardInterrupt"), err
+
+    @every_method
+    @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+    def test_a_signal_that_ends_main(self, sent: int, method: str, tmp_path: Path) -> None:
+        program = run_program(tmp_path, "for x in loader_of(slow): print(x, flush=True)", method)
+        wait_for_line(program, "0")
+        program.send_signal(sent)
+        code, _, err = end_of(program)
+        assert (code, err) == (-sent, "")
+
+    def test_a_handler_of_sigterm_that_exits(self, tmp_path: Path) -> None:
+        program = run_program(
+            tmp_path,
+            """
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+            loader = loader_of(stops_at_3)
+            for x in loader: print(x, flush=True)
+            """,
+        )
+        wait_for_line(program, "2")
+        os.killpg(program.pid, signal.SIGTERM)
+        code, _, err = end_of(program)
+        # SIGTERM to the whole group ends the workers, too: then a restart may be told before main's handler ran
+        assert code == 7, err
+        assert "Traceback" not in err
+
+
+INTERRUPTED = """
+try:
+    {body}
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+else:
+    print("not interrupted")
+"""
+AND_THEN_WORKS = INTERRUPTED + "assert next(iter(loader)) == 0; loader.shutdown(); leaves_nothing(); print('good')"
+
+
+class TestCtrlC:
+    """Control comes back, the loader can be used on, or is closed, and nothing is left."""
+
+    @pytest.mark.parametrize(
+        "loop", ["for x in loader: print(x, flush=True)", "for x in loader: print(x, flush=True); time.sleep(60)"]
+    )
+    def test_waiting_in_next_or_in_the_loop_s_body(self, loop: str, tmp_path: Path) -> None:
+        body = "loader = loader_of(stops_at_3)" + AND_THEN_WORKS.format(body=loop)
+        program = run_program(tmp_path, body)
+        wait_for_line(program, "0" if "sleep" in loop else "2")
+        time.sleep(0.1)
+        os.killpg(program.pid, signal.SIGINT)
+        assert end_of(program) == (0, "interrupted\ngood\n", "")
+
+    @pytest.mark.parametrize("after", [0.0, 0.3, 1.5])
+    def test_during_the_start(self, after: float, tmp_path: Path) -> None:
+        body = "loader = loader_of(slow); print('starting', flush=True)" + AND_THEN_WORKS.format(
+            body="while True: next(iter(loader))"
+        )
+        program = run_program(tmp_path, body)
+        wait_for_line(program, "starting")
+        time.sleep(after)
+        os.killpg(program.pid, signal.SIGINT)
+        assert end_of(program) == (0, "interrupted\ngood\n", "")
+
+    @pytest.mark.parametrize("way", ["loader.shutdown()", "del loader; time.sleep(5)", "loader.__exit__(); time.sleep(5)"])
+    def test_during_the_end(self, way: str, tmp_path: Path) -> None:
+        # both workers are in an element, so that they do not look at main's word to stop
+        program = run_program(
+            tmp_path,
+            """
+            loader = loader_of(lambda x: time.sleep(60 if x > 1 else 0) or x)
+            iterator = iter(loader)
+            assert [next(iterator), next(iterator)] == [0, 1]
+            del iterator
+            print("ending", flush=True)
+            """
+            + INTERRUPTED.format(body=way)
+            + "leaves_nothing()\nprint('good')",
+        )
+        wait_for_line(program, "ending")
+        time.sleep(0.3)
+        os.killpg(program.pid, signal.SIGINT)
+        code, out, err = end_of(program)
+        assert (code, out) == (0, "interrupted\ngood\n"), err
+
+    def test_again_and_again(self, tmp_path: Path) -> None:
+        program = run_program(
+            tmp_path,
+            """
+            loader = loader_of(slow)
             for attempt in range(12):
                 given = []
                 try:
@@ -104,13 +167,37 @@ class TestEndOfProgram:
             assert program.stdout.readline() == "ready\n", program.communicate()
             time.sleep(0.001 * (number % 7))
             os.killpg(program.pid, signal.SIGINT)
-        out, err = program.communicate(timeout=60)
-        assert (program.returncode, out, err) == (0, "done\n", "")
+        assert end_of(program) == (0, "done\n", "")
 
-    def test_sigkill_of_main(self, tmp_path: Path) -> None:
-        program = run_script(tmp_path, "for x in loader: print(x, flush=True)")
-        assert program.stdout is not None
-        program.stdout.readline()
-        program.kill()
-        program.communicate()
-        assert nothing_is_left_of(program.pid)
+    @pytest.mark.parametrize("whom", ["main", "group"])
+    def test_cells_of_a_notebook(self, whom: str, tmp_path: Path) -> None:
+        """As a kernel does it: cells run by exec in __main__, what they raise is kept in sys.last_value."""
+        program = run_program(
+            tmp_path,
+            """
+            import traceback
+            def run(cell):
+                try:
+                    exec(compile(cell, "<cell>", "exec"), globals())
+                except BaseException as error:
+                    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+                    traceback.print_exc()
+            run("scale = 10\\ndef times(x): return slow(x) * scale")
+            run("loader = loader_of(times)")
+            run("for x in loader: print(x, flush=True)")
+            print("next cell", flush=True)
+            run("scale = 20")
+            run("assert next(iter(loader)) == 0 and next(iter(loader)) == 0")
+            run("loader = loader_of(times)")
+            run("iterator = iter(loader); next(iterator); assert next(iterator) == 20")
+            run("loader = iterator = None")
+            leaves_nothing()
+            """,
+        )
+        wait_for_line(program, "50")
+        (os.killpg if whom == "group" else os.kill)(program.pid, signal.SIGINT)
+        wait_for_line(program, "next cell")
+        code, _, err = end_of(program)
+        assert code == 0, err
+        assert err.count("Traceback (most recent call last)") == 1, err
+        assert err.rstrip().endswith("KeyboardInterrupt")
