@@ -1,4 +1,4 @@
-"""Programs of their own that tests start, interrupt and end: a loader in a script, and what is left of its processes."""
+"""Programs that tests start, interrupt and end: a loader in a script, and what is left of its processes."""
 
 from __future__ import annotations
 

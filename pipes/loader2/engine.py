@@ -11,7 +11,8 @@ Contract
   instead. The next epoch starts what is missing.
   With `timeout`, no output for that many seconds raises WorkerTimeoutError with the worker's Python stack.
 - Stop. `close()` is bounded (2 s for workers to end by themselves, then they are killed), may be called twice and from
-  any thread, and leaves no process, descriptor or shared memory but for batches that the user still holds.
+  any thread, and leaves no process, descriptor or shared memory but for batches that the user still holds. Ctrl-C that
+  comes meanwhile is raised when that is done.
 - There is no thread, queue or lock here: all happens inside the calls.
 """
 
@@ -28,6 +29,7 @@ from pipes.loader2 import channel as channels
 from pipes.loader2.channel import Message
 from pipes.loader2.dealing import Dealer, Exhausted, positions_of
 from pipes.loader2.forwarding import replay_log, replay_warning
+from pipes.loader2.interrupts import held
 from pipes.loader2.merge import RoundRobin
 from pipes.loader2.messages import BATCH_HEAD, CREDIT_HEAD, EVENT_HEAD, FATAL, Kind
 from pipes.loader2.progress import Progress
@@ -191,6 +193,7 @@ class Engine:
         if self._closed:
             raise RuntimeError("the loader was shut down while this iterator waited for its workers")
         failure: Exception | None = None
+        ended = False
         try:
             for message in worker.channel.feed():
                 try:
@@ -199,11 +202,13 @@ class Engine:
                     # The rest must be taken in all the same: slabs are announced once.
                     failure = failure or error
         except ChannelClosed:
-            self._recover(worker)
+            ended = True
         except BaseException:
             # Ctrl-C may have lost messages; the next epoch starts another worker.
             worker.discard()
             raise
+        if ended:
+            self._recover(worker)
         if failure is not None:
             raise failure
 
@@ -298,31 +303,35 @@ class Engine:
 
     def close(self) -> None:
         """End the workers; see the contract."""
-        if self._closed:
-            return
-        self._closed = True
-        self._turns = RoundRobin({})
-        started = [worker for worker in self._workers if worker.runs]
-        if self._reader not in (None, threading.get_ident()):
-            self._interrupt(started)
-        for worker in started:
-            worker.channel.post(Kind.STOP)
-        deadline = time.monotonic() + _GRACE
-        for worker in started:
-            # Reading on lets a worker that is sending reach its next look at the channel.
-            while worker.process.is_alive() and time.monotonic() < deadline:
-                channels.wait(
-                    [worker.channel], [worker.process.sentinel], timeout=max(0.0, deadline - time.monotonic())
-                )
-                try:
-                    for message in worker.channel.feed():
-                        channels.close_descriptors(message.fds)
-                except (ChannelClosed, OSError):
-                    worker.process.join(max(0.0, deadline - time.monotonic()))
-            worker.discard()
-        for worker in self._workers:
-            worker.inbox.clear()
+        with held():
+            if self._closed:
+                return
+            self._closed = True
+            self._turns = RoundRobin({})
+            started = [worker for worker in self._workers if worker.runs]
+            if self._reader not in (None, threading.get_ident()):
+                self._interrupt(started)
+            for worker in started:
+                worker.channel.post(Kind.STOP)
+            deadline = time.monotonic() + _GRACE
+            for worker in started:
+                self._see_off(worker, deadline)
+            for worker in self._workers:
+                worker.discard()
+                worker.inbox.clear()
+        # It may run code of the user's generator, which Ctrl-C must be able to end.
         self._end_dealing()
+
+    def _see_off(self, worker: Slot, deadline: float) -> None:
+        """Let a worker that was told to stop end by itself until `deadline`."""
+        # Reading on lets a worker that is sending reach its next look at the channel.
+        while worker.process.is_alive() and time.monotonic() < deadline:
+            channels.wait([worker.channel], [worker.process.sentinel], timeout=max(0.0, deadline - time.monotonic()))
+            try:
+                for message in worker.channel.feed():
+                    channels.close_descriptors(message.fds)
+            except (ChannelClosed, OSError):
+                worker.process.join(max(0.0, deadline - time.monotonic()))
 
     def _interrupt(self, workers: list[Slot]) -> None:
         """Make another thread leave `next`: the ends of its workers wake it."""

@@ -121,7 +121,7 @@ class ServiceEngine:
         self._service = service
         self._initial = service.initialize(graph)
         self._engine: InProcessEngine | None = None
-        self._open = False
+        self._open = self._closed = False
         self.waited = 0.0
         self.batches = self.nbytes = self.restarts = self.copied = 0
         self.pids: list[int] = []
@@ -168,6 +168,8 @@ class ServiceEngine:
             self._engine = None
 
     def close(self) -> None:
-        """End the epoch and the service."""
+        """End the epoch and the service, once."""
         self._finish()
-        self._service.finalize()
+        if not self._closed:
+            self._closed = True
+            self._service.finalize()

@@ -45,7 +45,8 @@ class DataLoader2Iterator(Iterator[T], Generic[T]):
     """
 
     def __init__(self, loader: DataLoader2[T], runner: Runner) -> None:
-        self._loader = loader
+        # None after an error: the traceback, which notebooks keep, must not keep the loader and its workers.
+        self._loader: DataLoader2[T] | None = loader
         self._runner = runner
         self.ended = False
         self._over: BaseException | None = None
@@ -55,6 +56,7 @@ class DataLoader2Iterator(Iterator[T], Generic[T]):
             raise self._over
         if self.ended:
             raise StopIteration
+        assert self._loader is not None
         self._loader._advanced = True
         try:
             output: T = self._runner.next()
@@ -63,6 +65,7 @@ class DataLoader2Iterator(Iterator[T], Generic[T]):
             self._loader._epoch_ended()
             raise
         except BaseException as error:
+            self._loader = None
             failed = RuntimeError(
                 f"this iterator failed with {type(error).__name__} and gives no more; iter(loader) begins the next "
                 "epoch, and state_dict() tells where it stood before the error"

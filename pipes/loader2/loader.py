@@ -119,8 +119,8 @@ class DataLoader2(Generic[T]):
         if previous is not None:
             previous.replace("iter(loader) was called again")
         if not self._fresh and self._advanced:
-            self._epoch += 1
-            self._begun = None
+            # Whatever fails or interrupts below, the next call begins this epoch, or goes on from the loaded state.
+            self._epoch_ended()
         runner = self._runner or self._start()
         states = self._states_to_run()
         dealer = None
@@ -128,7 +128,7 @@ class DataLoader2(Generic[T]):
             dealer = Dealer(self._dealt, self._plan(), any(state.given for state in states.values()))
         runner.begin(self._plan(), states, dealer)
         iterator = DataLoader2Iterator(self, runner)
-        self._iterator, self._begun = weakref.ref(iterator), states
+        self._iterator, self._begun, self._loaded = weakref.ref(iterator), states, None
         self._fresh = self._advanced = False
         return iterator
 
@@ -157,8 +157,7 @@ class DataLoader2(Generic[T]):
         own = range(self._rank, self.num_streams, self._world)
         if self._loaded is None:
             return self._begun or {number: StreamState() for number in own}
-        loaded, self._loaded = self._loaded, None
-        return {number: loaded.streams[number] for number in own}
+        return {number: self._loaded.streams[number] for number in own}
 
     def _epoch_ended(self) -> None:
         if not self._fresh:
@@ -247,14 +246,13 @@ class DataLoader2(Generic[T]):
 
     def shutdown(self) -> None:
         """End the workers and close every file; may be called twice. The loader cannot be iterated afterwards."""
-        if self._closed:
-            return
         self._closed = True
         previous = None if self._iterator is None else self._iterator()
         if previous is not None:
             previous.replace("the loader was shut down")
         if self._runner is not None:
-            self._finalizer()
+            self._runner.close()
+            self._finalizer.detach()
 
     close = shutdown
 

@@ -75,5 +75,8 @@ class Slot:
 
     def discard(self) -> None:
         """End the process and close what belongs to it."""
-        self.channel.close()
-        self.process.close()
+        # Ctrl-C may have cut a start in two: each closes what there is.
+        if hasattr(self, "channel"):
+            self.channel.close()
+        if hasattr(self, "process"):
+            self.process.close()

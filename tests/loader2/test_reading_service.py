@@ -75,6 +75,28 @@ class TestOwnService:
             loader.load_state_dict(state)
             assert list(loader) == [21, 31, 41, 51]
 
+    def test_a_loaded_state_outlives_an_epoch_that_could_not_begin(self) -> None:
+        class Reluctant(Recorder):
+            def initialize_iteration(self, seed_generator: Any, iter_reset_fn: Any = None) -> Any:
+                self.seeds.append(0)
+                if len(self.seeds) in (1, 3, 4):
+                    raise OSError("not yet")
+
+        loader = DataLoader2(IterableWrapper(range(6)), reading_service=Reluctant())
+        with pytest.raises(OSError, match="not yet"):
+            iter(loader)
+        assert take(iter(loader), 2) == [0, 10]
+        state = through_json(loader.state_dict())
+        with pytest.raises(OSError, match="not yet"):
+            iter(loader)
+        # the epoch that was broken off is over, and the failure uses up no other
+        assert loader.epoch == 1
+        loader.load_state_dict(state)
+        with pytest.raises(OSError, match="not yet"):
+            iter(loader)
+        assert loader.state_dict() == state
+        assert list(loader) == [20, 30, 40, 50]
+
     def test_it_may_return_any_iterable(self) -> None:
         class Plain(ReadingServiceInterface):
             def initialize(self, datapipe: Any) -> Any:
