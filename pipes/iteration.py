@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from pipes.errors import StaleIteratorError
 from pipes.node import describe_automatic_sharding
 from pipes.run import Context, Node, Run, inputs_of, walk
+from pipes.shard_points import check_shard_points
 
 __all__ = ["expect", "iterate", "stop_expecting"]
 
@@ -177,7 +178,9 @@ def _context_of_its_own(pipe: Node) -> Context:
         # The workers of one loader share its base seed; it is new each epoch, unless the workers are persistent.
         seed = info.seed - info.id
         stream, streams = (rank, world) if workers else (info.id * world + rank, info.num_workers * world)
-    context = Context(pipe, seed=seed, epoch=epoch, stream=stream, streams=streams, alone=True)
+    if streams > 1:
+        check_shard_points(pipe, streams, world)
+    context = Context(pipe, seed=seed, epoch=epoch, stream=stream, streams=streams, world=world, alone=True)
     for node in nodes:
         if node.__dict__.get("_seed") is not None and node.__dict__.get("_seed_epoch", 0) is None:
             node.__dict__["_seed_epoch"] = epoch

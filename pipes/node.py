@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pipes.run import Context, Run
 
 __all__ = [
+    "BOTH_LEVELS",
     "Node",
     "above_shard",
     "automatic_shard_point",
@@ -24,6 +25,7 @@ __all__ = [
     "walk",
 ]
 
+BOTH_LEVELS = frozenset({"rank", "worker"})
 _MOST_INPUTS = 1000
 # What user functions inside the deepest stage may need.
 _SPARE_FRAMES = 100
@@ -39,6 +41,10 @@ class Node:
     _shared: ClassVar[bool] = False
     _shards: ClassVar[bool] = False
     _iterable: ClassVar[bool] = True
+    # Whether it puts together elements of its inputs that have the same place, or key.
+    _pairs: ClassVar[bool] = False
+    # Whether what it does costs as much as reading data, so that every stream should not do it for all elements.
+    _opens: ClassVar[bool] = False
     # How many levels of Python's recursion limit one stage takes while it runs.
     _levels: ClassVar[int] = 1
 
@@ -50,6 +56,17 @@ class Node:
     def _levels_by_hand(self, workers: int, world: int) -> frozenset[str]:
         """Return which of the levels "worker" and "rank" this stage splits by itself, because it was told to."""
         return frozenset()
+
+    def _splits(self) -> frozenset[str]:
+        """Return by which of the levels "rank" and "worker" a shard point splits what it reads."""
+        return BOTH_LEVELS
+
+    def _places(self) -> tuple[str, ...] | None:
+        """Return what this stage does to the places of elements: () for one output an input, in their order.
+
+        Words for what the number alone decides, as a batch; None when the elements, or draws, decide.
+        """
+        return None
 
     def _is_replayed(self) -> bool:
         """Return whether a restore replays this stage, and so all upstream of it, from the start of the epoch."""

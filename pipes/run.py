@@ -63,12 +63,13 @@ class Context:
         epoch: int = 0,
         stream: int = 0,
         streams: int = 1,
+        world: int = 1,
         rounds: tuple[int, ...] = (),
         alone: bool = False,
         shard_automatically: bool = True,
     ) -> None:
         self.last = last
-        self.seed, self.epoch, self.stream, self.streams = seed, epoch, stream, streams
+        self.seed, self.epoch, self.stream, self.streams, self.world = seed, epoch, stream, streams, world
         self.rounds = rounds
         self.alone = alone
         self.nodes = walk(last)

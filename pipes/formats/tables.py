@@ -273,5 +273,8 @@ class JsonParser(IterDataPipe[tuple[str, Any]]):
         self.datapipe = as_pipe(datapipe)
         self.kwargs = kwargs
 
+    def _places(self) -> tuple[str, ...]:
+        return ()
+
     def _length(self, shard: Shard) -> int:
         return length_of(self.datapipe, shard)

@@ -1,8 +1,8 @@
 """The state of a loader as JSON data: made, checked and read back.
 
 Format, version 1
-    {"pipes_state": 1, "graph": {stage id: settings}, "seed": int, "epoch": int, "num_streams": int, "replicate": bool,
-     "streams": {"number": {"at": int, "given": int, "ended": bool, "table": table or None}}}
+    {"pipes_state": 1, "graph": {stage id: settings}, "seed": int, "epoch": int, "num_streams": int, "world": int,
+     "replicate": bool, "streams": {"number": {"at": int, "given": int, "ended": bool, "table": table or None}}}
 
 `graph` is the fingerprint: a state is refused by a graph with other stages or settings, and the error names the
 difference. `streams` holds those of one rank; a list of states, one a rank, is read as one. Once the end of an epoch
@@ -35,6 +35,7 @@ class Checkpoint:
     seed: int
     epoch: int
     num_streams: int
+    world: int
     replicate: bool
     streams: dict[int, StreamState]
 
@@ -46,6 +47,7 @@ class Checkpoint:
             "seed": self.seed,
             "epoch": self.epoch,
             "num_streams": self.num_streams,
+            "world": self.world,
             "replicate": self.replicate,
             "streams": {
                 str(number): {"at": state.at, "given": state.given, "ended": state.ended, "table": state.table}
@@ -99,14 +101,14 @@ def read_state(state: Any, graph: IterDataPipe[Any]) -> Checkpoint:
     first = checkpoints[0]
     streams: dict[int, StreamState] = {}
     for number, other in enumerate(checkpoints):
-        for name in ("seed", "epoch", "num_streams", "replicate"):
+        for name in ("seed", "epoch", "num_streams", "world", "replicate"):
             if getattr(other, name) != getattr(first, name):
                 raise StateError(
                     f"the states of ranks 0 and {number} are not of one moment: {name} is {getattr(first, name)} and "
                     f"{getattr(other, name)}"
                 )
         streams.update(other.streams)
-    return Checkpoint(first.seed, first.epoch, first.num_streams, first.replicate, streams)
+    return Checkpoint(first.seed, first.epoch, first.num_streams, first.world, first.replicate, streams)
 
 
 def _read_one(state: Any, graph: IterDataPipe[Any]) -> Checkpoint:
@@ -146,7 +148,7 @@ def _read_one(state: Any, graph: IterDataPipe[Any]) -> Checkpoint:
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
         raise StateError("the saved state is damaged: its seed is no 64-bit number; use an earlier state")
     epoch = _count(state, "epoch", "the loader")
-    return Checkpoint(seed, epoch, count, state.get("replicate") is True, found)
+    return Checkpoint(seed, epoch, count, _count(state, "world", "the loader"), state.get("replicate") is True, found)
 
 
 def _count(position: Any, field: str, where: str) -> int:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from pipes.datapipe import IterDataPipe, MapDataPipe, length_of, no_length
+from pipes.datapipe import IterDataPipe, MapDataPipe, no_length
 from pipes.errors import StateError
 from pipes.graph import clone
 from pipes.loader2.checkpoint import Checkpoint, read_state
@@ -16,10 +16,9 @@ from pipes.loader2.dealing import Dealer, check_read_once, cut
 from pipes.loader2.in_process import ServiceEngine
 from pipes.loader2.iterator import DataLoader2Iterator, Runner
 from pipes.loader2.reading_service import InProcessReadingService, MultiProcessingReadingService
+from pipes.loader2.sharding import length_over_streams, warnings_of_sharding
 from pipes.loader2.streams import Plan, StreamState
-from pipes.node import describe_automatic_sharding
-from pipes.run import automatic_shard_point, walk
-from pipes.stages.sharding import ShardingFilter
+from pipes.shard_points import check_shard_points, splits_by_level
 from pipes.stages.wrapping import as_pipe
 
 __all__ = ["DataLoader2"]
@@ -80,6 +79,7 @@ class DataLoader2(Generic[T]):
         self._graph: IterDataPipe[Any]
         self._dealt: IterDataPipe[Any] | None
         self._graph, self._dealt = (graph, None) if self._replicate else cut(graph)
+        self._by_level = splits_by_level(self._graph)
         if hasattr(self.reading_service, "check"):
             self.reading_service.check(self._graph)
         self._explicit_streams = num_streams
@@ -89,6 +89,7 @@ class DataLoader2(Generic[T]):
             raise ValueError(
                 f"num_streams must be a positive multiple of the world size {self._world}, not {num_streams}"
             )
+        check_shard_points(self._graph, self.num_streams, self._world)
         self._seed: int | None = None
         self._epoch = 0
         self._loaded: Checkpoint | None = None
@@ -135,9 +136,8 @@ class DataLoader2(Generic[T]):
     def _start(self) -> Runner:
         if self.num_streams > 1:
             check_read_once(self._graph)
-            where = None if self._replicate or self._dealt is not None else describe_automatic_sharding(self._graph)
-            if where is not None:
-                warnings.warn(where, stacklevel=3)
+            for sentence in () if self._replicate else warnings_of_sharding(self._graph, self.num_streams):
+                warnings.warn(sentence, stacklevel=3)
         service = self.reading_service
         runner: Runner
         if isinstance(service, InProcessReadingService | MultiProcessingReadingService):
@@ -151,7 +151,7 @@ class DataLoader2(Generic[T]):
     def _plan(self) -> Plan:
         if self._seed is None:
             self._seed = _shared_seed()
-        return Plan(self._seed, self._epoch, self.num_streams, self._replicate)
+        return Plan(self._seed, self._epoch, self.num_streams, self._replicate, self._world)
 
     def _states_to_run(self) -> dict[int, StreamState]:
         own = range(self._rank, self.num_streams, self._world)
@@ -177,7 +177,8 @@ class DataLoader2(Generic[T]):
         streams = self._states_to_run() if running is None else running.states()
         if running is not None:
             self._warn_of_draws(running)
-        return Checkpoint(plan.seed, plan.epoch, plan.streams, plan.replicate, streams).to_json(self._graph)
+        checkpoint = Checkpoint(plan.seed, plan.epoch, plan.streams, plan.world, plan.replicate, streams)
+        return checkpoint.to_json(self._graph)
 
     def _warn_of_draws(self, runner: Runner) -> None:
         if runner.drew_above is not None and not self._told_of_draws:
@@ -203,6 +204,12 @@ class DataLoader2(Generic[T]):
             )
         if count < 1 or count % self._world:
             raise StateError(f"the state's {count} streams cannot be spread over {self._world} ranks evenly")
+        if self._by_level and checkpoint.world != self._world:
+            raise StateError(
+                f"the graph is split by rank and by worker apart, and the state was saved by {checkpoint.world} ranks, "
+                f"not {self._world}: resume with as many, or split once, by .sharding_filter() without an argument"
+            )
+        check_shard_points(self._graph, count, self._world)
         if checkpoint.replicate != self._replicate:
             raise StateError("the state and the loader differ in sharding='replicate'; use the same")
         own = range(self._rank, count, self._world)
@@ -218,15 +225,9 @@ class DataLoader2(Generic[T]):
         self._fresh, self._iterator, self._begun = True, None, None
 
     def __len__(self) -> int:
-        graph: Any = self._graph
-        point = None if self._replicate else automatic_shard_point(walk(graph))
-        if point is not None:
-            graph = clone(graph, {id(point): ShardingFilter(point)})  # type: ignore[arg-type]
+        own = range(self._rank, self.num_streams, self._world)
         try:
-            return sum(
-                length_of(graph, (number, self.num_streams))
-                for number in range(self._rank, self.num_streams, self._world)
-            )
+            return length_over_streams(self._graph, own, self.num_streams, self._world, not self._replicate)
         except RecursionError:
             raise no_length(self, "its graph is too deep") from None
 

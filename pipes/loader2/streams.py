@@ -54,6 +54,7 @@ class Plan:
     epoch: int
     streams: int
     replicate: bool = False
+    world: int = 1
 
     def note(self, number: int, given: int) -> str:
         """Return the note that says at which output an error came."""
@@ -67,6 +68,7 @@ class Plan:
             epoch=self.epoch,
             stream=number,
             streams=self.streams,
+            world=self.world,
             shard_automatically=not self.replicate,
         )
 

@@ -154,6 +154,7 @@ class FileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
     """
 
     run_class = OpeningRun
+    _opens = True
 
     def __init__(
         self,
@@ -177,6 +178,9 @@ class FileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
             raise TypeError(f"a file name must be str, not {type(name).__name__}")
         mode = self.mode if "r" in self.mode else f"r{self.mode}"
         return name, StreamWrapper(open(name, mode, encoding=self.encoding), name=name)
+
+    def _places(self) -> tuple[str, ...]:
+        return ()
 
     def _length(self, shard: Shard) -> int:
         return length_of(self.datapipe, shard) if self.length < 0 else self.length

@@ -139,6 +139,7 @@ class S3FileLoader(IterDataPipe[tuple[str, StreamWrapper]]):
     """
 
     run_class = OpeningRun
+    _opens = True
 
     def __init__(
         self,
@@ -165,6 +166,9 @@ class S3FileLoader(IterDataPipe[tuple[str, StreamWrapper]]):
     def opened(self, url: Any) -> tuple[str, StreamWrapper]:
         """Open one object."""
         return url, StreamWrapper(self._store.open(url, chunk=self.buffer_size or None), name=url)
+
+    def _places(self) -> tuple[str, ...]:
+        return ()
 
     def _length(self, shard: Shard) -> int:
         return length_of(self.datapipe, shard)

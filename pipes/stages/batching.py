@@ -72,6 +72,9 @@ class Batcher(IterDataPipe[DataChunk[T]]):
         self.drop_last = drop_last
         self.wrapper_class = wrapper_class
 
+    def _places(self) -> tuple[str, ...]:
+        return (f"batch({self.batch_size}, drop_last={self.drop_last})",)
+
     def _length(self, shard: Shard) -> int:
         elements = length_of(self.datapipe, shard)
         return elements // self.batch_size if self.drop_last else -(-elements // self.batch_size)

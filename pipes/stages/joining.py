@@ -95,6 +95,7 @@ class Zipper(IterDataPipe[tuple[Any, ...]]):
     """
 
     run_class = _ZipperRun
+    _pairs = True
     _chained_overloads: ClassVar[tuple[tuple[str, str], ...]] = (
         ("second: IterDataPipe[A], /", "IterDataPipe[tuple[T, A]]"),
         ("second: IterDataPipe[A], third: IterDataPipe[B], /", "IterDataPipe[tuple[T, A, B]]"),
@@ -103,6 +104,9 @@ class Zipper(IterDataPipe[tuple[Any, ...]]):
 
     def __init__(self, *datapipes: IterDataPipe[Any]) -> None:
         self.datapipes = _checked("Zipper", datapipes)
+
+    def _places(self) -> tuple[str, ...]:
+        return ()
 
     def _length(self, shard: Shard) -> int:
         return min(lengths_of(self.datapipes, shard))

@@ -126,5 +126,8 @@ class Mapper(IterDataPipe[R]):
         own = self._run_class()
         return _KeyedMapperRun(self, context, stage) if self.rng and own is MapperRun else own(self, context, stage)
 
+    def _places(self) -> tuple[str, ...]:
+        return ()
+
     def _length(self, shard: Shard) -> int:
         return length_of(self.datapipe, shard)

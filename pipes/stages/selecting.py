@@ -67,6 +67,9 @@ class Header(IterDataPipe[T]):
         self.source_datapipe = as_pipe(source_datapipe)
         self.limit = limit
 
+    def _places(self) -> tuple[str, ...]:
+        return (f"header({self.limit})",)
+
     def _length(self, shard: Shard) -> int:
         length = length_of(self.source_datapipe, shard)
         return length if self.limit is None else min(length, self.limit)
@@ -100,6 +103,9 @@ class Skipper(IterDataPipe[T]):
         self.datapipe = as_pipe(datapipe)
         self.count = count
 
+    def _places(self) -> tuple[str, ...]:
+        return (f"skip({self.count})",)
+
     def _length(self, shard: Shard) -> int:
         return max(0, length_of(self.datapipe, shard) - self.count)
 
@@ -129,6 +135,9 @@ class Enumerator(IterDataPipe[tuple[int, T]]):
     def __init__(self, datapipe: IterDataPipe[T], starting_index: int = 0) -> None:
         self.datapipe = as_pipe(datapipe)
         self.starting_index = starting_index
+
+    def _places(self) -> tuple[str, ...]:
+        return ()
 
     def _length(self, shard: Shard) -> int:
         return length_of(self.datapipe, shard)

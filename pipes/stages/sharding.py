@@ -10,7 +10,9 @@ from torch.utils.data import get_worker_info
 
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
 from pipes.errors import GraphError
+from pipes.node import BOTH_LEVELS
 from pipes.run import Node, ShardRun
+from pipes.shard_points import level_share
 from pipes.stages.wrapping import as_pipe
 
 __all__ = ["SHARDING_PRIORITIES", "ShardingFilter"]
@@ -29,7 +31,9 @@ class SHARDING_PRIORITIES(IntEnum):
 class _ShardingFilterRun(ShardRun):
     def share(self) -> tuple[int, int]:
         own, total = self.pipe.share()
-        return own + total * self.context.stream, total * self.context.streams
+        context = self.context
+        number, count = level_share(self.pipe._splits(), context.stream, context.streams, context.world)
+        return own + total * number, total * count
 
     def input_pipes(self) -> Sequence[Node]:
         return (self.pipe.datapipe,)
@@ -73,6 +77,11 @@ class ShardingFilter(IterDataPipe[T]):
             raise GraphError("sharding group DEFAULT cannot be mixed with others; give every apply_sharding a group")
         self._groups[group] = (num_of_instances, instance_id)
         self._told_in_worker = self._told_in_worker or get_worker_info() is not None
+
+    def _splits(self) -> frozenset[str]:
+        one = {SHARDING_PRIORITIES.DISTRIBUTED: "rank", SHARDING_PRIORITIES.MULTIPROCESSING: "worker"}
+        level = one.get(self.sharding_group_filter)  # type: ignore[call-overload]
+        return BOTH_LEVELS if level is None else frozenset({level})
 
     def _levels_by_hand(self, workers: int, world: int) -> frozenset[str]:
         levels = set()

@@ -170,7 +170,8 @@ class _Splitter(IterDataPipe[Any]):
 
 
 class _ForkerSource(_Splitter):
-    pass
+    def _places(self) -> tuple[str, ...]:
+        return ()
 
 
 class _DemultiplexerSource(_Splitter):
@@ -212,7 +213,8 @@ class _Child(IterDataPipe[T]):
 
 
 class _ForkerChild(_Child[T]):
-    pass
+    def _places(self) -> tuple[str, ...]:
+        return ()
 
 
 class _DemultiplexerChild(_Child[T]):

@@ -30,7 +30,7 @@ def state() -> Any:
 
 
 def test_its_form(state: Any) -> None:
-    assert state.keys() == {"pipes_state", "graph", "seed", "epoch", "num_streams", "replicate", "streams"}
+    assert state.keys() == {"pipes_state", "graph", "seed", "epoch", "num_streams", "world", "replicate", "streams"}
     assert (state["pipes_state"], state["seed"], state["epoch"], state["num_streams"]) == (1, 3, 0, 2)
     stages = state["graph"]
     assert list(stages) == ["0:IterableWrapper", "1:Shuffler", "2:ShardingFilter", "3:Mapper", "4:Batcher"]

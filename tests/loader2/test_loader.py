@@ -16,8 +16,12 @@ from pipes.errors import UnpicklableStageError
 from pipes.iter import IterableWrapper
 from pipes.loader2 import DataLoader2
 from pipes.map import SequenceWrapper
+from pipes.stages.sharding import SHARDING_PRIORITIES
 
 pytestmark = pytest.mark.usefixtures("no_residue")
+
+
+RANK, WORKER = SHARDING_PRIORITIES.DISTRIBUTED, SHARDING_PRIORITIES.MULTIPROCESSING
 
 
 class TestOrder:
@@ -169,6 +173,7 @@ class TestLength:
         def source() -> IterDataPipe[int]:
             return IterableWrapper(range(count))
 
+        two = source().fork(2)
         graphs = [
             source().sharding_filter().batch(4),
             source().sharding_filter().batch(4, drop_last=True),
@@ -177,6 +182,10 @@ class TestLength:
             source().shuffle(5).batch(2).map(len).header(3),
             source().zip(source()).batch(3),
             source().sharding_filter().enumerate().skip(1),
+            source().sharding_filter().batch(2, drop_last=True).concat(source().sharding_filter().batch(3)),
+            source().sharding_filter().mux(source().skip(2).sharding_filter()),
+            source().sharding_filter(RANK).sharding_filter(WORKER).batch(3),
+            two[0].zip(two[1]).sharding_filter().batch(2),
         ]
         for graph in graphs:
             for sharding in ("auto", "replicate"):
@@ -194,6 +203,7 @@ class TestLength:
             len(loader)
 
 
+@pytest.mark.filterwarnings("ignore:.*elements to share among")
 class TestSmallData:
     @pytest.mark.parametrize("workers", [0, 1, 3])
     @pytest.mark.parametrize("count", [0, 1, 2, 5])

@@ -187,6 +187,7 @@ class TestResume:
         assert list(loader) == expected[9:]
         assert opened == [1]
 
+    @pytest.mark.filterwarnings("ignore:.*stands above 4:ShardingFilter")
     @pytest.mark.parametrize("place", ["above", "below"])
     def test_a_million_elements_are_not_replayed(self, place: str, tmp_path: Path) -> None:
         count, size, at = 1_000_000, 100, 9_000
