@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import attrs
 import numpy as np
 import torch
 
@@ -36,27 +37,19 @@ class Wire:
 
 
 def same(got: Any, sent: Any) -> None:
-    """Equal in type, structure, dtype, shape, strides (of what is dense) and value."""
+    """Equal in type, structure, dtype, shape, strides (of what has no gaps) and value."""
     assert type(got) is type(sent)
     if isinstance(sent, torch.Tensor):
-        assert (got.dtype, got.shape, got.layout) == (sent.dtype, sent.shape, sent.layout)
-        assert vars(got) == vars(sent)
         if sent.is_nested:
+            assert (got.is_nested, got.layout) == (True, sent.layout)
             same(list(got.unbind()), list(sent.unbind()))
-        elif sent.layout is torch.strided and not sent.is_quantized:
-            assert bytes(got.contiguous().reshape(-1).view(torch.uint8).numpy()) == bytes(
-                sent.contiguous().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy()
-            )
-        elif sent.is_quantized:
-            assert torch.equal(got.int_repr(), sent.int_repr())
-            assert got.qscheme() == sent.qscheme()
-            assert torch.equal(got.dequantize(), sent.dequantize())
-        else:
-            assert torch.equal(got.to_dense(), sent.to_dense())
+            return
+        assert (got.dtype, got.shape, got.layout, got.device) == (sent.dtype, sent.shape, sent.layout, sent.device)
+        assert got.requires_grad == sent.requires_grad
+        assert vars(got) == vars(sent)
+        _same_values(got.detach(), sent.detach())
     elif isinstance(sent, np.ndarray):
-        assert (got.dtype, got.shape) == (sent.dtype, sent.shape)
-        assert got.flags.writeable
-        same(got.tolist(), sent.tolist()) if sent.dtype.hasobject else np.testing.assert_array_equal(got, sent)
+        _same_arrays(got, sent)
     elif isinstance(sent, dict):
         assert list(got) == list(sent)
         assert vars(got) == vars(sent) if hasattr(sent, "__dict__") else True
@@ -69,8 +62,50 @@ def same(got: Any, sent: Any) -> None:
     elif dataclasses.is_dataclass(sent) and not isinstance(sent, type):
         for item in dataclasses.fields(sent):
             same(getattr(got, item.name), getattr(sent, item.name))
+    elif attrs.has(type(sent)):
+        same(attrs.asdict(got, recurse=False), attrs.asdict(sent, recurse=False))
     elif isinstance(sent, memoryview):
         assert (got.format, got.shape, got.readonly) == (sent.format, sent.shape, sent.readonly)
-        assert got.tolist() == sent.tolist()
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(sent))
     else:
         assert got == sent or got != got
+
+
+def _same_values(got: torch.Tensor, sent: torch.Tensor) -> None:
+    if sent.is_meta:
+        return
+    if sent.is_quantized:
+        assert torch.equal(got.int_repr(), sent.int_repr())
+        assert got.qscheme() == sent.qscheme()
+        assert torch.equal(got.dequantize(), sent.dequantize())
+    elif sent.layout is torch.sparse_coo:
+        assert got.is_coalesced() == sent.is_coalesced()
+        assert torch.equal(got._indices(), sent._indices())
+        assert torch.equal(got._values(), sent._values())
+    elif sent.layout is not torch.strided:
+        assert torch.equal(got.to_dense(), sent.to_dense())
+    else:
+        assert (got.is_conj(), got.is_neg(), got._is_zerotensor()) == (False, False, False)
+        span = 1 + sum((size - 1) * step for size, step in zip(sent.shape, sent.stride(), strict=True))
+        if sent.numel() >= span:
+            assert got.stride() == sent.stride() or sent.is_contiguous()
+        assert _bytes(got) == _bytes(sent)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    tensor = tensor.resolve_conj().resolve_neg()
+    plain = torch.zeros(tensor.shape, dtype=tensor.dtype) if tensor._is_zerotensor() else tensor
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return plain.as_subclass(torch.Tensor).view(integers.get(tensor.itemsize, tensor.dtype)).numpy().tobytes()
+
+
+def _same_arrays(got: Any, sent: Any) -> None:
+    assert (got.dtype, got.shape) == (sent.dtype, sent.shape)
+    assert got.dtype.metadata == sent.dtype.metadata
+    repeats = not sent.flags.writeable and 0 in sent.strides
+    assert got.flags.writeable != repeats
+    assert got.flags.c_contiguous or got.flags.f_contiguous == sent.flags.f_contiguous
+    if isinstance(sent, np.ma.MaskedArray):
+        np.testing.assert_array_equal(got.mask, sent.mask)
+        assert got.fill_value == sent.fill_value
+    same(got.tolist(), sent.tolist()) if sent.dtype.hasobject else np.testing.assert_array_equal(got, sent)

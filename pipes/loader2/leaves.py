@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+from pipes.loader2.blame import find_culprit
 
 __all__ = ["LARGE", "Content", "Leaf", "collect", "rebuild"]
 
@@ -22,6 +23,8 @@ __all__ = ["LARGE", "Content", "Leaf", "collect", "rebuild"]
 LARGE = 1 << 16
 
 _TORCH_DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+# The formats that `memoryview.cast` takes.
+_CASTS = frozenset("bBhHiIlLqQnNfdc?P")
 _DTYPE_NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
 
 
@@ -35,7 +38,11 @@ class Leaf(NamedTuple):
     high: int
     nbytes: int
     strides: tuple[int, ...] | None
-    dense: bool
+
+    @property
+    def compact(self) -> bool:
+        """Whether the memory it spans holds nothing between its elements: dense in any order, or overlapping."""
+        return self.high - self.low <= self.nbytes
 
 
 class Content:
@@ -58,17 +65,13 @@ class Content:
 
     def add(self, value: Any, first: int, nbytes: int, strides: tuple[int, ...] | None = None) -> int:
         """Add a leaf whose first element is at address `first`; `strides` in bytes, None when it is C-contiguous."""
-        low, high, dense = first, first + nbytes, True
+        low, high = first, first + nbytes
         if strides is not None:
-            high, expected = first + value.itemsize, value.itemsize
-            for stride, size in sorted(zip(map(abs, strides), value.shape, strict=True)):
-                if size > 1:
-                    dense = dense and stride == expected
-                    expected *= size
+            high = first + value.itemsize
             for stride, size in zip(strides, value.shape, strict=True):
                 low += min(0, (size - 1) * stride)
                 high += max(0, (size - 1) * stride)
-        self.leaves.append(Leaf(value, first, low, high, nbytes, strides, dense))
+        self.leaves.append(Leaf(value, first, low, high, nbytes, strides))
         return len(self.leaves) - 1
 
 
@@ -84,8 +87,7 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, torch.Tensor):
             return self._tensor(value) if cls is torch.Tensor else self._subclass(value)
         if cls is memoryview:
-            flat = value if value.c_contiguous else memoryview(value.tobytes()).cast(value.format, value.shape)
-            return _memoryview, (pickle.PickleBuffer(flat), flat.format, flat.shape, value.readonly)
+            return _reduce_memoryview(value)
         return NotImplemented
 
     def _array(self, array: np.ndarray[Any, Any]) -> Any:
@@ -96,22 +98,34 @@ class _Pickler(pickle.Pickler):
         address = array.__array_interface__["data"][0]
         strides = None if array.flags.c_contiguous else array.strides
         index = self._content.add(array, address, array.nbytes, strides)
-        return _array, (index, dtype.str if plain else dtype, array.shape)
+        # What `np.broadcast_to` gives stays read-only, because one write to it changes many elements.
+        repeats = strides is not None and 0 in strides and not array.flags.writeable
+        return _array, (index, dtype.str if plain else dtype, array.shape, repeats)
 
     def _tensor(self, tensor: torch.Tensor) -> Any:
         if tensor.requires_grad:
             raise TypeError("it requires grad, and a graph of gradients cannot leave its process; use .detach()")
+        if not (tensor.is_cpu or tensor.is_meta):
+            raise TypeError(
+                f"it is on {tensor.device}, and workers hand over memory of the CPU: make it there (.cpu()), and move "
+                "the batch to the device in the main process"
+            )
         if tensor.layout is not torch.strided:
             return _reduce_sparse(tensor)
         if tensor.is_quantized:
             return _reduce_quantized(tensor)
-        if tensor.is_nested or not tensor.is_cpu:
+        if tensor.is_nested or tensor.is_meta:
             return NotImplemented
         state = tensor.__dict__ or None
         tensor = tensor.resolve_conj().resolve_neg()
+        if tensor._is_zerotensor():
+            tensor = tensor.clone()
         size = tensor.itemsize
         strides = None if tensor.is_contiguous() else tuple(step * size for step in tensor.stride())
         index = self._content.add(tensor, tensor.data_ptr(), tensor.nbytes, strides)
+        storage = tensor.untyped_storage()
+        if tensor.nbytes and self._content.leaves[index].high > storage.data_ptr() + storage.nbytes():
+            raise TypeError("its storage was made smaller than it is (with resize_), so that it has no values")
         arguments = index, _DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)
         return (_tensor, arguments) if state is None else (_tensor, arguments, state, None, None, _set_state)
 
@@ -125,6 +139,14 @@ class _Pickler(pickle.Pickler):
         with torch._C.DisableTorchFunctionSubclass():
             plain = tensor.as_subclass(torch.Tensor)
             return _as_subclass, (plain, cls), tensor.__dict__ or None, None, None, _set_state
+
+
+def _reduce_memoryview(view: memoryview) -> Any:
+    if view.format.removeprefix("@") not in _CASTS:
+        # No memoryview can be cast to it: an array with that dtype gives one.
+        return _memoryview_of, (np.asarray(view), view.readonly)
+    data = view if view.c_contiguous else memoryview(view.tobytes() if view.readonly else bytearray(view.tobytes()))
+    return _memoryview, (pickle.PickleBuffer(data), view.format, view.shape, view.readonly)
 
 
 def _reduce_sparse(tensor: torch.Tensor) -> Any:
@@ -177,6 +199,11 @@ def _set_state(value: Any, state: dict[str, Any]) -> None:
     value.__dict__.update(state)
 
 
+def _memoryview_of(array: np.ndarray[Any, Any], readonly: bool) -> memoryview:
+    view = memoryview(array)  # type: ignore[arg-type]
+    return view.toreadonly() if readonly else view
+
+
 def _memoryview(buffer: Any, form: str, shape: tuple[int, ...], readonly: bool) -> memoryview:
     view = memoryview(buffer).cast("B")
     if view.nbytes:
@@ -186,7 +213,7 @@ def _memoryview(buffer: Any, form: str, shape: tuple[int, ...], readonly: bool) 
     return view.toreadonly() if readonly else view
 
 
-def _array(index: int, dtype: Any, shape: tuple[int, ...]) -> Any:
+def _array(index: int, dtype: Any, shape: tuple[int, ...], repeats: bool) -> Any:
     raise pickle.UnpicklingError("a leaf of a batch makes sense only to `rebuild`")
 
 
@@ -236,11 +263,13 @@ class _ArrayBuilder:
     def __init__(self, locate: Locate) -> None:
         self._locate = locate
 
-    def __call__(self, index: int, dtype: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    def __call__(self, index: int, dtype: Any, shape: tuple[int, ...], repeats: bool) -> np.ndarray[Any, Any]:
         if not (np.dtype(dtype).itemsize and all(shape)):
             return np.empty(shape, dtype)
         buffer, offset, strides = self._locate(index)
-        return np.ndarray(shape, dtype, buffer, offset, strides)
+        array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, buffer, offset, strides)
+        array.flags.writeable = not (repeats and strides)
+        return array
 
 
 def rebuild(stream: Any, buffers: Any, locate: Locate) -> Any:
@@ -266,24 +295,10 @@ def collect(batch: Any) -> Content:
     try:
         _Pickler(content).dump(batch)
     except Exception as error:
-        path, value, cause = _blame(batch, error)
+        path, value, cause = find_culprit(batch, error, _failure)
         reason = traceback.format_exception_only(cause)[-1].strip()
         raise TypeError(f"{path} ({type(value).__name__}) cannot travel from a worker: {reason}") from cause
     return content
-
-
-def _blame(value: Any, error: Exception) -> tuple[str, Any, Exception]:
-    """The path of the innermost thing that fails by itself, that thing, and its error."""
-    path, seen = "batch", {id(value)}
-    while True:
-        for step, child in _children(value):
-            failure = None if id(child) in seen else _failure(child)
-            if failure is not None:
-                path, value, error = path + step, child, failure
-                seen.add(id(child))
-                break
-        else:
-            return path, value, error
 
 
 def _failure(value: Any) -> Exception | None:
@@ -292,18 +307,3 @@ def _failure(value: Any) -> Exception | None:
     except Exception as error:
         return error
     return None
-
-
-def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, child in value.items():
-            yield (f'["{key}"]' if isinstance(key, str) else f"[{key!r}]"), child
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        yield from ((f".{name}", child) for name, child in zip(value._fields, value, strict=False))
-    elif isinstance(value, list | tuple | deque):
-        yield from ((f"[{index}]", child) for index, child in enumerate(value))
-    elif isinstance(value, np.ndarray):
-        if value.dtype.hasobject and value.dtype.names is None:
-            yield from ((f"[{', '.join(map(str, place))}]", child) for place, child in np.ndenumerate(value))
-    elif not isinstance(value, type | torch.Tensor) and not callable(value):
-        yield from ((f".{name}", child) for name, child in getattr(value, "__dict__", {}).items())

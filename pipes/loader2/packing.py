@@ -30,6 +30,7 @@ from pipes.loader2.slabs import ALIGNMENT, Loans, MapHook, Slab, SlabPool, Windo
 
 __all__ = ["Packed", "Parcel", "Receiver", "pack"]
 
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PREFIX = struct.Struct("<II")
 
 
@@ -118,7 +119,7 @@ class _Packer:
         slab = self._pool.find(low, high) if weight >= LARGE else None
         if slab is not None:
             self._share(group, self._add_slot(self._use(slab), low - slab.address, high - low), low)
-        elif leaves[0].dense if alone else high - low <= 2 * weight + LARGE:
+        elif leaves[0].compact if alone else high - low <= 2 * weight + LARGE:
             self._share(group, self._reserve(_Raw(low, high - low), high - low), low)
         else:
             # Few elements far apart: each leaf by itself, its elements moved together.
@@ -204,10 +205,16 @@ def _read(piece: Any) -> bytes:
     if not isinstance(piece, Leaf):
         return bytes(piece)
     if isinstance(piece.value, torch.Tensor):
-        together = piece.value.contiguous()
+        together = _bits(piece.value).contiguous()
         return ctypes.string_at(together.data_ptr(), piece.nbytes)
     data: bytes = piece.value.tobytes()
     return data
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The same bytes as integers, because not every dtype can be copied element by element."""
+    dtype = _INTEGERS.get(tensor.itemsize)
+    return tensor if dtype is None else tensor.view(dtype)
 
 
 def _write(piece: Any, nbytes: int, window: Window, address: int, offset: int) -> None:
@@ -216,7 +223,7 @@ def _write(piece: Any, nbytes: int, window: Window, address: int, offset: int) -
     elif not isinstance(piece, Leaf):
         window[offset : offset + nbytes] = np.frombuffer(piece, dtype=np.uint8)
     elif isinstance(piece.value, torch.Tensor):
-        value = piece.value
+        value = _bits(piece.value)
         into = torch.frombuffer(window, dtype=value.dtype, count=value.numel(), offset=offset)
         into.view(value.shape).copy_(value)
     else:
@@ -298,7 +305,11 @@ class Parcel:
                     receiver.loans.hold(slab[1])
         memory = _Memory(index, self._inline, windows)
         stream = _Segments(index.segments, memory, self._stream) if index.segments else io.BytesIO(self._stream)
-        return rebuild(stream, [memory.buffer(slot) for slot in index.buffers], memory.locate)
+        try:
+            return rebuild(stream, [memory.buffer(slot) for slot in index.buffers], memory.locate)
+        except Exception as error:
+            error.add_note("while a batch from a worker was rebuilt in the main process")
+            raise
 
 
 def _private(window: Window) -> Window:

@@ -25,6 +25,7 @@ from functools import partial
 from typing import Any
 
 import cloudpickle
+import torch
 
 from pipes.errors import UnpicklableStageError
 
@@ -32,6 +33,13 @@ __all__ = ["find_unpicklable", "ship", "unship"]
 
 #: Bytes from which a global or closure variable is warned about.
 BIG = 64 * 2**20
+
+# The dtypes that torch's pickling knows; float8, complex32 and unsigned integers raise when they are loaded.
+_PICKLED = {
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+}
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 # Whether a module is pickled by value is a setting of the whole process in cloudpickle.
 _lock = threading.RLock()
@@ -117,6 +125,8 @@ class _Shipper(cloudpickle.Pickler):  # type: ignore[misc]
                 self.sources[file] = linecache.getlines(file)
             # cloudpickle drops the file's name, which tracebacks need.
             return _code_of_file, (file, *self.dispatch_table[types.CodeType](obj))
+        elif type(obj) is torch.Tensor and obj.dtype not in _PICKLED and obj.itemsize in _INTEGERS and _is_dense(obj):
+            return _view, (obj.resolve_conj().view(_INTEGERS[obj.itemsize]), obj.dtype)
         return super().reducer_override(obj)
 
     def take(self) -> tuple[dict[tuple[str, str], Any], list[tuple[type, str]], dict[str, list[str]]]:
@@ -136,6 +146,14 @@ class _Shipper(cloudpickle.Pickler):  # type: ignore[misc]
         for module, foreign in self.foreign.items():
             if foreign and module != "__main__":
                 cloudpickle.unregister_pickle_by_value(sys.modules[module])
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested or tensor.requires_grad)
+
+
+def _view(integers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return integers.view(dtype)
 
 
 def _code_of_file(file: str, factory: Callable[..., types.CodeType], arguments: tuple[Any, ...]) -> types.CodeType:

@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
+from contents import DTYPES, of_dtype
+from wire import same
 
 from pipes.errors import UnpicklableStageError
 from pipes.loader2 import shipping
@@ -74,6 +77,13 @@ def recursive() -> Callable[[int], int]:
 )
 def test_round_trip(obj: Any, use: Callable[[Any], Any], expected: Any) -> None:
     assert use(unship(ship(obj))) == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_tensors_of_every_dtype(dtype: torch.dtype) -> None:
+    tensors = [of_dtype(dtype, count, step) for count in (0, 5) for step in (1, 2)]
+    same(unship(ship(tensors)), tensors)
 
 
 def test_globals_travel_as_of_now(foreign: Any) -> None:
