@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import itemgetter
 from typing import Any, ClassVar
@@ -67,11 +67,14 @@ class Context:
         rounds: tuple[int, ...] = (),
         alone: bool = False,
         shard_automatically: bool = True,
+        listings: Mapping[str, Any] | None = None,
     ) -> None:
         self.last = last
         self.seed, self.epoch, self.stream, self.streams, self.world = seed, epoch, stream, streams, world
         self.rounds = rounds
         self.alone = alone
+        #: By stage, what was listed once for all streams.
+        self.listings = {} if listings is None else listings
         self.nodes = walk(last)
         self.names = stage_names(last)
         self.shard_after = automatic_shard_point(self.nodes) if streams > 1 and shard_automatically else None

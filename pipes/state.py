@@ -16,12 +16,23 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from pipes.errors import StateError
 
-__all__ = ["Anchors", "Capture", "Captures", "Position", "Table", "Ticks", "check_table", "count_from", "table_of"]
+__all__ = [
+    "Anchors",
+    "Capture",
+    "Captures",
+    "Cursor",
+    "Position",
+    "Table",
+    "Ticks",
+    "check_table",
+    "count_from",
+    "table_of",
+]
 
 Position = Any
 Table = dict[str, Position]
@@ -30,6 +41,8 @@ Captures = tuple[Capture, ...]
 AnchorEntry = tuple[int, Captures, tuple[int, ...]]
 
 _FAR = 1 << 62
+_BUILT_IN = (list, tuple, range, str, bytes)
+_first = operator.itemgetter(0)
 _MAX_DEPTH = 256
 _MAX_ITEMS = 1_000_000
 _MAX_TEXT = 1 << 20
@@ -54,6 +67,54 @@ class Ticks:
     @property
     def count(self) -> int:
         return _FAR - operator.length_hint(self._iterator)
+
+
+class Cursor:
+    """Iterate a sequence from a position on, at the speed of its own iterator, and tell where that stands.
+
+    `data` is a list, tuple, range, string or bytes, or has `from_position(start)` and `take(positions)`.
+
+    >>> cursor = Cursor("abcd", 1)
+    >>> next(cursor.elements), cursor.position
+    ('b', 2)
+    >>> cursor.skip(2, [1]), cursor.position
+    (['d'], 4)
+    """
+
+    __slots__ = ("_data", "_ticks", "elements")
+
+    def __init__(self, data: Any, start: int = 0) -> None:
+        self._data = data
+        self._go_to(start)
+
+    @staticmethod
+    def reads(data: Any) -> bool:
+        """Return whether `data` is of a kind that a cursor can read."""
+        return type(data) in _BUILT_IN or hasattr(data, "from_position")
+
+    def _go_to(self, start: int) -> None:
+        self._ticks: Ticks | None = None
+        self.elements: Iterator[Any]
+        if type(self._data) in _BUILT_IN:
+            elements: Any = iter(self._data)
+            elements.__setstate__(start)
+            self.elements = elements
+        else:
+            self._ticks = Ticks(start)
+            self.elements = map(_first, zip(self._data.from_position(start), self._ticks, strict=False))
+
+    @property
+    def position(self) -> int:
+        """The number of elements before the next one."""
+        return len(self._data) - operator.length_hint(self.elements) if self._ticks is None else self._ticks.count
+
+    def skip(self, count: int, wanted: Sequence[int]) -> list[Any]:
+        """Go `count` elements forward, which must be there; return those at the offsets `wanted`, which ascend."""
+        start = self.position
+        places = [start + offset for offset in wanted]
+        kept = [self._data[place] for place in places] if self._ticks is None else self._data.take(places)
+        self._go_to(start + count)
+        return kept
 
 
 class Remembers(Protocol):

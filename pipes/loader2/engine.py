@@ -36,6 +36,7 @@ from pipes.loader2.progress import Progress
 from pipes.loader2.recovery import Death
 from pipes.loader2.remote_error import unpack_error
 from pipes.loader2.settings import Settings
+from pipes.loader2.sharing import Sharing, with_listings
 from pipes.loader2.shipping import ship
 from pipes.loader2.slot import Slot
 from pipes.loader2.streams import Plan, StreamState
@@ -50,7 +51,7 @@ class Engine:
 
     def __init__(self, graph: IterDataPipe[Any], settings: Settings, workers: int) -> None:
         self._graph, self._settings = graph, settings
-        self._shipped = ship(graph, "the graph")
+        self._shared = Sharing(graph)
         self._iteration = 0
         self._plan: Plan | None = None
         self._streams: dict[int, Progress] = {}
@@ -85,7 +86,7 @@ class Engine:
     def begin(self, plan: Plan, states: dict[int, StreamState], dealer: Dealer | None) -> None:
         """Begin an epoch: run the streams `states`, by number, each from its state; drops the epoch before."""
         self._iteration += 1
-        self._plan = plan
+        self._plan = with_listings(plan, self._shared.listings)
         self._end_dealing()
         self._dealer = dealer
         self._deal_errors.clear()
@@ -289,7 +290,7 @@ class Engine:
         self._send_epoch(worker)
 
     def _start(self, worker: Slot) -> None:
-        worker.start(self._settings, self._shipped, self._budget)
+        worker.start(self._settings, self._shared, self._budget)
 
     def states(self) -> dict[int, StreamState]:
         """Return where each stream stands, by its number."""
@@ -321,6 +322,7 @@ class Engine:
                 worker.inbox.clear()
         # It may run code of the user's generator, which Ctrl-C must be able to end.
         self._end_dealing()
+        self._shared.close()
 
     def _see_off(self, worker: Slot, deadline: float) -> None:
         """Let a worker that was told to stop end by itself until `deadline`."""

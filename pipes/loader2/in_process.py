@@ -13,6 +13,7 @@ from pipes.errors import add_note
 from pipes.loader2.dealing import Dealer, DealtSource
 from pipes.loader2.merge import RoundRobin
 from pipes.loader2.random import seeds_of
+from pipes.loader2.sharing import list_once, with_listings
 from pipes.loader2.streams import Plan, Stream, StreamState, calls_user, describe
 from pipes.loader2.worker import WorkerInfo
 from pipes.run import walk
@@ -27,6 +28,7 @@ class InProcessEngine:
 
     def __init__(self, graph: IterDataPipe[Any], init_fn: Any = None, reset_fn: Any = None) -> None:
         self._info = WorkerInfo(1, 0)
+        self._listings = list_once(graph)
         self._initial = graph if init_fn is None else init_fn(graph, self._info)
         self._reset_fn = reset_fn
         self._streams: dict[int, Stream] = {}
@@ -40,7 +42,7 @@ class InProcessEngine:
     def begin(self, plan: Plan, states: dict[int, StreamState], dealer: Dealer | None) -> None:
         """Begin an epoch: run the streams `states`, by number, each from its state; drops the epoch before."""
         self.close()
-        self._plan, self._states, self._dealer = plan, states, dealer
+        self._plan, self._states, self._dealer = with_listings(plan, self._listings), states, dealer
         self._graph = self._initial
         if self._reset_fn is not None:
             seeds = seeds_of(plan.seed, plan.epoch).spawn(0)

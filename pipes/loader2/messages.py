@@ -1,6 +1,7 @@
 """What the main process and a worker say to each other over their channel.
 
 Main to worker
+    SHARE    pickle (key, digest) and a block's descriptor: what all workers read; those that a Job counts come first
     EPOCH    pickle (iteration, plan, [(stream, state)], credits): drop what you do and run these streams
     CREDIT   (batches, of them sent by this process), then loan numbers: so many more may be sent; these slabs are free
     DEAL     shipped (stream, number, has, element): the answer to NEED; `has` is None when main could not read on
@@ -30,6 +31,7 @@ class Kind(IntEnum):
     CREDIT = 2
     STOP = 3
     DEAL = 4
+    SHARE = 5
     BATCH = 11
     END = 12
     ERROR = 13

@@ -13,6 +13,7 @@ from pipes.loader2.engine import Engine
 from pipes.loader2.in_process import InProcessEngine
 from pipes.loader2.process import Method
 from pipes.loader2.settings import Settings
+from pipes.loader2.sharing import without_long_lists
 from pipes.loader2.shipping import find_unpicklable, ship
 from pipes.loader2.worker import WorkerInfo
 from pipes.run import stage_names, walk
@@ -166,6 +167,7 @@ class MultiProcessingReadingService:
         """Raise UnpicklableStageError, naming stage and attribute, when the graph cannot travel to a worker."""
         if self.num_workers == 0:
             return
+        graph = without_long_lists(graph)
         try:
             ship(graph)
         except UnpicklableStageError:

@@ -29,7 +29,7 @@ import torch
 
 from pipes.errors import UnpicklableStageError
 
-__all__ = ["find_unpicklable", "ship", "unship"]
+__all__ = ["can_be_imported", "find_unpicklable", "ship", "unship"]
 
 #: Bytes from which a global or closure variable is warned about.
 BIG = 64 * 2**20
@@ -137,7 +137,7 @@ class _Shipper(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _is_foreign(self, module: str) -> bool:
         if module not in self.foreign:
-            self.foreign[module] = module in sys.modules and not _can_be_found(module.partition(".")[0])
+            self.foreign[module] = module in sys.modules and not can_be_imported(module)
             if self.foreign[module]:
                 cloudpickle.register_pickle_by_value(sys.modules[module])
         return self.foreign[module]
@@ -160,7 +160,15 @@ def _code_of_file(file: str, factory: Callable[..., types.CodeType], arguments: 
     return factory(*arguments).replace(co_filename=file)
 
 
-def _can_be_found(package: str) -> bool:
+def can_be_imported(module: str) -> bool:
+    """Return whether a worker finds the package that `module` belongs to.
+
+    >>> can_be_imported("os.path"), can_be_imported("__main__")
+    (True, False)
+    """
+    package = module.partition(".")[0]
+    if package == "__main__":
+        return False
     if package in sys.builtin_module_names:
         return True
     for finder in sys.meta_path:
@@ -324,8 +332,7 @@ def _warn_if_big(function: types.FunctionType) -> None:
 def _travels_by_value(function: types.FunctionType) -> bool:
     module = sys.modules.get(function.__module__)
     named = getattr(module, function.__qualname__, None)
-    package = (function.__module__ or "").partition(".")[0]
-    return package == "__main__" or named is not function or not _can_be_found(package)
+    return named is not function or not can_be_imported(function.__module__ or "__main__")
 
 
 def _size(value: Any) -> int:

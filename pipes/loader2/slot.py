@@ -17,6 +17,7 @@ from pipes.loader2.messages import Kind
 from pipes.loader2.packing import Receiver
 from pipes.loader2.process import WorkerProcess, start_worker
 from pipes.loader2.settings import Settings
+from pipes.loader2.sharing import Sharing
 from pipes.loader2.shipping import ship
 from pipes.loader2.worker import Job, WorkerInfo, work
 
@@ -49,15 +50,16 @@ class Slot:
         """Batches that were copied because the user holds many."""
         return self._copied_before + (self.receiver.copied_batches if hasattr(self, "receiver") else 0)
 
-    def start(self, settings: Settings, graph: bytes, max_bytes: int) -> None:
-        """Start a process here that runs `graph`, as `ship` packed it."""
+    def start(self, settings: Settings, shared: Sharing, max_bytes: int) -> None:
+        """Start a process here that runs the graph of `shared`."""
         self.generation += 1
         self.fatal = None
         job = Job(
-            graph,
+            shared.shipped,
             WorkerInfo(self._count, self.number),
             self.generation,
             max_bytes,
+            shared.count,
             settings.snapshot_every,
             settings.init_fn,
             settings.reset_fn,
@@ -72,6 +74,7 @@ class Slot:
         self.channel = Channel(self.process.sock)
         self._copied_before = self.copied
         self.receiver = Receiver(settings.max_held)
+        shared.send(self.channel)
 
     def discard(self) -> None:
         """End the process and close what belongs to it."""

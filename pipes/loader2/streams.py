@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ import torch
 
 from pipes.datapipe import IterDataPipe, MapDataPipe
 from pipes.errors import StateError, add_note, notes_of
+from pipes.loader2.blocks import SharedList
 from pipes.run import Context, Node, Run, inputs_of, walk
 from pipes.seeds import GlobalGenerators, derive_key, seed_globals
 from pipes.stages.collating import Collator
@@ -41,7 +42,7 @@ Snapshot = tuple[int, Captures]
 _UNIT = 64
 # The stages that give at most one output for an input: a unit stays one batch through them.
 _PASSING = (Mapper, Filter, Enumerator, Header, Skipper, ShardingFilter)
-_DATA = (list, tuple, range, str, bytes, dict, set, frozenset)
+_DATA = (list, tuple, range, str, bytes, dict, set, frozenset, SharedList)
 # Elements above a buffer that are watched for draws from the global generators.
 _WATCHED = 16
 
@@ -55,6 +56,11 @@ class Plan:
     streams: int
     replicate: bool = False
     world: int = 1
+    #: By stage, what was listed once for all streams; it stays in its process.
+    listings: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Plan, (self.seed, self.epoch, self.streams, self.replicate, self.world)
 
     def note(self, number: int, given: int) -> str:
         """Return the note that says at which output an error came."""
@@ -70,6 +76,7 @@ class Plan:
             streams=self.streams,
             world=self.world,
             shard_automatically=not self.replicate,
+            listings=self.listings,
         )
 
 

@@ -35,9 +35,11 @@ from pipes.loader2.packing import Packed, pack
 from pipes.loader2.progress import Reached
 from pipes.loader2.random import seeds_of
 from pipes.loader2.remote_error import pack_error
+from pipes.loader2.sharing import receive, with_listings
 from pipes.loader2.shipping import unship
 from pipes.loader2.slabs import SlabPool
 from pipes.loader2.streams import Plan, Stream, StreamState, collates_last
+from pipes.sources.listing import Listing
 from pipes.stages import collating
 
 __all__ = ["Job", "WorkerInfo", "work"]
@@ -59,6 +61,7 @@ class Job:
     info: WorkerInfo
     generation: int
     max_bytes: int
+    shared: int
     snapshot_every: int
     init_fn: Callable[[Any, WorkerInfo], Any] | None = None
     reset_fn: Callable[..., Any] | None = None
@@ -92,6 +95,9 @@ class _Worker:
         install_forwarding(self._note, self._number)
         self._pool = SlabPool(job.generation)
         fault_points.reach("before the graph is unpickled")
+        self._listings: dict[str, Listing] = {}
+        for _ in range(job.shared):
+            receive(channel.recv(), self._listings)
         graph = unship(job.graph)
         fault_points.reach("after the graph is unpickled")
         self._graph: IterDataPipe[Any] = graph if job.init_fn is None else job.init_fn(graph, job.info)
@@ -152,7 +158,7 @@ class _Worker:
         self._sizes.clear()
         self._dealt.clear()
         self._snapshots.clear()
-        self._plan, self._states = plan, dict(states)
+        self._plan, self._states = with_listings(plan, self._listings), dict(states)
         self._epoch_graph: IterDataPipe[Any] | None = None
         self._collates_last = False
         self._turns = RoundRobin(

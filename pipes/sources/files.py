@@ -74,8 +74,9 @@ class FileLister(IterDataPipe[str]):
         non_deterministic: in the order of the file system, instead of sorted.
         length: what `len()` says; -1 is unknown.
 
-    The names are listed once an epoch, when the first is wanted. A resume lists again and is refused, with
-    ChangedDataError, when other files are there. Raises OSError, while iterating, for a folder that cannot be read.
+    The names are listed once an epoch, when the first is wanted; a DataLoader2 lists once for all its epochs, workers
+    and ranks, at its first `iter`. A resume lists again and is refused, with ChangedDataError, when files differ.
+    Raises OSError, while iterating, for a folder that cannot be read.
 
     >>> import tempfile
     >>> from pathlib import Path

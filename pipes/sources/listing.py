@@ -8,94 +8,105 @@ from itertools import islice
 from typing import Any
 
 from pipes.errors import ChangedDataError, StateError
-from pipes.run import Run
+from pipes.run import Node, Run, inputs_of
 from pipes.stages.flattening import ExpandingRun
-from pipes.state import Capture, Position, count_from
+from pipes.state import Capture, Cursor, Position, count_from
 
-__all__ = ["Listing", "ListingRun", "OpeningRun", "RootsRun"]
+__all__ = ["Listing", "ListingRun", "OpeningRun", "RootsRun", "has_constant_roots", "listing_of"]
 
 
 class Listing:
-    """Names in memory, with the count and digest by which a resume knows that they are the same.
+    """Names in memory, with the count and digest by which a resume knows that they are the same."""
 
-    `identity` gives what has to stay the same about one name: the name, and its size and version where known.
-    """
+    def __init__(self, names: Sequence[Any], digest: str) -> None:
+        self.names, self.digest = names, digest
 
-    def __init__(self, names: Iterable[Any], identity: Callable[[Any], str]) -> None:
-        self.names = list(names)
-        self._identity = identity
-        self._digest = ""
+    @classmethod
+    def of(cls, names: Iterable[Any], identity: Callable[[Any], str]) -> Listing:
+        """List `names`; `identity` gives what has to stay the same about one: name, and size and version where known.
+
+        >>> Listing.of(["a", "b"], str).describe()["count"]
+        2
+        """
+        listed = list(names)
+        digest = hashlib.blake2b(digest_size=16)
+        rest = iter(listed)
+        while part := list(islice(rest, 1000)):
+            digest.update("".join(f"{identity(name)}\n\0" for name in part).encode("utf-8", "surrogateescape"))
+        return cls(listed, digest.hexdigest())
 
     def describe(self) -> dict[str, Any]:
         """The count and the digest, as JSON data."""
-        if not self._digest:
-            digest = hashlib.blake2b(digest_size=16)
-            names = iter(self.names)
-            while part := list(islice(names, 1000)):
-                digest.update(
-                    "".join(f"{self._identity(name)}\n\0" for name in part).encode("utf-8", "surrogateescape")
-                )
-            self._digest = digest.hexdigest()
-        return {"count": len(self.names), "digest": self._digest}
+        return {"count": len(self.names), "digest": self.digest}
 
     def check(self, known: Any, what: str) -> None:
         """Raise ChangedDataError, naming both, if this is not the listing described by `known`."""
         if known is not None and known != self.describe():
-            now = self.describe()
             before = known if isinstance(known, dict) else {}
             raise ChangedDataError(
-                f"{what} lists {now['count']} names (digest {now['digest']}), but the state was saved with "
+                f"{what} lists {len(self.names)} names (digest {self.digest}), but the state was saved with "
                 f"{before.get('count')} (digest {before.get('digest')}); resume with the data the state was made from, "
                 "or start the epoch afresh"
             )
 
 
 class ListingRun(Run):
-    """Lists the constant roots of a pipe (`roots`, `names`, `identity`); the position is the number of names given."""
+    """Lists the constant roots of a pipe (`roots`, `names`, `identity`); the position is the number of names given.
+
+    A context that brings the listing along, made once for all streams, is not listed again.
+    """
 
     stateful = True
 
     def restore(self, position: Position) -> None:
         self.start = 0 if position is None else count_from(position, "at", self.stage)
         self.known = None if position is None else position.get("listing")
+        self.listing: Listing | None = self.context.listings.get(self.stage)
         self.cursor: Any = None
 
     def _read(self) -> None:
         if self.cursor is not None:
             return
-        pipe = self.pipe
-        try:
-            self.listing = Listing((name for root in pipe.roots() for name in pipe.names(root)), pipe.identity)
-        except BaseException as error:
-            self.note(error)
-            raise
+        if self.listing is None:
+            try:
+                self.listing = listing_of(self.pipe)
+            except BaseException as error:
+                self.note(error)
+                raise
         self.listing.check(self.known, f"stage {self.stage}")
         if self.start > len(self.listing.names):
             raise StateError(f"the saved state is damaged: stage {self.stage} has no name number {self.start}")
-        self.cursor = iter(self.listing.names)
-        self.cursor.__setstate__(self.start)
+        self.cursor = Cursor(self.listing.names, self.start)
 
     def elements(self) -> Iterator[Any]:
         self._read()
-        return self.cursor  # type: ignore[no-any-return]
+        return self.cursor.elements  # type: ignore[no-any-return]
 
     def capture(self) -> Capture:
-        return self.start if self.cursor is None else len(self.listing.names) - self.cursor.__length_hint__()
+        return self.start if self.cursor is None else self.cursor.position
 
     def describe(self, captured: Capture) -> Position:
-        known = self.known if self.cursor is None else self.listing.describe()
+        known = self.known if self.listing is None else self.listing.describe()
         return {"at": captured, **({} if known is None else {"listing": known})}
 
     def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
         if count == 0:
             return []
         self._read()
-        start = self.capture()
-        names = self.listing.names
-        if start + count > len(names):
+        assert self.listing is not None
+        if self.capture() + count > len(self.listing.names):
             return super().replay(count, wanted)
-        self.cursor.__setstate__(start + count)
-        return [names[start + offset] for offset in wanted]
+        return self.cursor.skip(count, wanted)  # type: ignore[no-any-return]
+
+
+def has_constant_roots(node: Node) -> bool:
+    """Return whether `node` lists roots that are known before anything runs."""
+    return all(hasattr(node, name) for name in ("roots", "names", "identity")) and not inputs_of(node)
+
+
+def listing_of(lister: Any) -> Listing:
+    """List all that the constant roots of `lister` hold."""
+    return Listing.of((name for root in lister.roots() for name in lister.names(root)), lister.identity)
 
 
 class RootsRun(ExpandingRun):
@@ -107,7 +118,7 @@ class RootsRun(ExpandingRun):
         self.known = None if position is None else position.get("listing")
 
     def expand(self, element: Any) -> Iterator[Any]:
-        self.listing = Listing(self.pipe.names(element), self.pipe.identity)
+        self.listing = Listing.of(self.pipe.names(element), self.pipe.identity)
         self.listing.check(self.known, f"stage {self.stage}, root {element!r},")
         self.known = None
         return iter(self.listing.names)

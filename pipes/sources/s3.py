@@ -39,9 +39,10 @@ class S3FileLister(IterDataPipe[S3Url]):
         options: everything else about the store, see `S3Options`.
 
     The names carry the `size` and `etag` that were listed; a loader refuses an object that was replaced since. All is
-    listed once an epoch, when the first name is wanted; a resume lists again and is refused, with ChangedDataError,
-    when names, sizes or tags differ. Raises ValueError for a prefix that is no S3 name, ModuleNotFoundError without
-    boto3; while iterating, the Store errors of `pipes.errors`.
+    listed once an epoch, when the first name is wanted; a DataLoader2 lists once for all its epochs, workers and ranks,
+    at its first `iter`. A resume lists again and is refused, with ChangedDataError, when names, sizes or tags differ.
+    Raises ValueError for a prefix that is no S3 name, ModuleNotFoundError without boto3; while iterating, the Store
+    errors of `pipes.errors`.
 
     >>> shards = S3FileLister("s3://bkt/train/", masks="*.tar", endpoint_url="http://127.0.0.1:9000")
     >>> shards.roots(), shards.masks

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pipes.datapipe import IterDataPipe, MapDataPipe, Shard, length_of, no_length
 from pipes.errors import StateError
 from pipes.run import Node, Run
-from pipes.state import Capture, Position, Ticks, count_from
+from pipes.state import Capture, Cursor, Position, Ticks, count_from
 
 __all__ = ["IterableWrapper", "KeysRun", "MapToIterConverter", "SequenceWrapper", "as_pipe"]
 
@@ -51,15 +51,13 @@ class _WrapperRun(Run):
         if self.cursor is not None:
             return
         self.data = self._snapshot()
-        self.fixed = type(self.data) in (list, tuple, range, str, bytes)
+        self.fixed = Cursor.reads(self.data)
         if self.start and isinstance(self.data, Sized) and self.start > len(self.data):
             raise StateError(
                 f"stage {self.stage} has {len(self.data)} elements, but the state was saved after element "
                 f"{self.start}; the data changed: resume with the data the state was made from, or start afresh"
             )
-        self.cursor = iter(self.data) if self.fixed else Ticks(self.start)
-        if self.fixed:
-            self.cursor.__setstate__(self.start)
+        self.cursor = Cursor(self.data, self.start) if self.fixed else Ticks(self.start)
 
     def _snapshot(self) -> Any:
         """Return the data to read; a list is copied, so that edits during the epoch do not show."""
@@ -67,7 +65,7 @@ class _WrapperRun(Run):
         self.copies = False
         if not self.pipe.deepcopy:
             return data
-        if type(data) in _ATOMS:
+        if type(data) in _ATOMS or hasattr(data, "from_position"):
             return data
         if type(data) in (list, tuple):
             # Elements are copied one by one as they are read: a stage that edits them must not edit the source.
@@ -93,7 +91,7 @@ class _WrapperRun(Run):
     def elements(self) -> Iterator[Any]:
         self._read()
         if self.fixed:
-            source: Iterator[Any] = self.cursor
+            source: Iterator[Any] = self.cursor.elements
         else:
             source = self._counted()
         return map(copy.deepcopy, source) if self.copies else source
@@ -117,7 +115,7 @@ class _WrapperRun(Run):
     def capture(self) -> Capture:
         if self.cursor is None:
             return self.start
-        return len(self.data) - self.cursor.__length_hint__() if self.fixed else self.cursor.count
+        return self.cursor.position if self.fixed else self.cursor.count
 
     def describe(self, captured: Capture) -> Position:
         return {"at": captured}
@@ -127,8 +125,7 @@ class _WrapperRun(Run):
         start = self.capture()
         if not self.fixed or start + count > len(self.data):
             return super().replay(count, wanted)
-        kept = [self.data[start + offset] for offset in wanted]
-        self.cursor.__setstate__(start + count)
+        kept = self.cursor.skip(count, wanted)
         return [copy.deepcopy(element) for element in kept] if self.copies else kept
 
 
@@ -207,8 +204,7 @@ class KeysRun(Run):
                 f"stage {self.stage} has {len(self.keys)} keys, but the state was saved after key {self.start}; the "
                 "data changed: resume with the data the state was made from, or start afresh"
             )
-        self.cursor = iter(self.keys)
-        self.cursor.__setstate__(self.start)
+        self.cursor = Cursor(self.keys, self.start)
 
     def ordered(self) -> Sequence[Any]:
         """Return the keys in the order in which they are read."""
@@ -217,7 +213,7 @@ class KeysRun(Run):
     def elements(self) -> Iterator[Any]:
         self._read()
         datapipe = self.pipe.datapipe
-        for key in self.cursor:
+        for key in self.cursor.elements:
             try:
                 element = datapipe[key]
             except BaseException as error:
@@ -226,7 +222,7 @@ class KeysRun(Run):
             yield element
 
     def capture(self) -> Capture:
-        return self.start if self.cursor is None else len(self.keys) - self.cursor.__length_hint__()
+        return self.start if self.cursor is None else self.cursor.position
 
     def describe(self, captured: Capture) -> Position:
         return {"at": captured}
@@ -236,8 +232,7 @@ class KeysRun(Run):
         start = self.capture()
         if start + count > len(self.keys):
             return super().replay(count, wanted)
-        self.cursor.__setstate__(start + count)
-        return [self.pipe.datapipe[self.keys[start + offset]] for offset in wanted]
+        return [self.pipe.datapipe[key] for key in self.cursor.skip(count, wanted)]
 
 
 class MapToIterConverter(IterDataPipe[T]):
