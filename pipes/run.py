@@ -13,14 +13,13 @@ Contract
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import itemgetter
 from typing import Any, ClassVar
 
-from pipes.errors import GraphError, StateError, add_note, brief, notes_of
+from pipes.errors import GraphError, add_note, brief, notes_of
 from pipes.node import (
     Node,
     above_shard,
@@ -34,7 +33,18 @@ from pipes.node import (
     walk,
 )
 from pipes.seeds import Draws, derive_key
-from pipes.state import Capture, Captures, Position, Table, Ticks, count_from, table_of
+from pipes.state import (
+    Capture,
+    Captures,
+    Position,
+    Table,
+    Ticks,
+    anchor_of,
+    check_positions,
+    count_from,
+    pull,
+    table_of,
+)
 
 __all__ = [
     "Context",
@@ -161,7 +171,7 @@ class Context:
             # A child's reader is replayed from the start, so the shared stage must be, too.
             taken = max(count_from(item, "taken", stage) for item in found)
             return {"taken": taken, "anchor": {"taken": 0, "table": {}}}
-        return min(found, key=lambda item: count_from(item.get("anchor"), "taken", stage))
+        return min(found, key=lambda item: count_from(anchor_of(item, stage), "taken", stage))
 
     def again(self, last: Node, *rounds: int) -> Context:
         """Return a context in which `last` and all upstream of it runs afresh within this epoch."""
@@ -221,11 +231,13 @@ class Run:
     """One pipe while it is iterated. Stages subclass it and give `elements`; those with state, the other hooks too.
 
     `segment` holds the stages whose captures together say where this run stands: itself when `stateful`, and
-    those of its inputs, unless it is `anchored`: then its own position tells all of it.
+    those of its inputs, unless it is `anchored`: then its own position tells all of it. `count_fields` names those of
+    a position that are counts.
     """
 
     stateful: ClassVar[bool] = False
     anchored: ClassVar[bool] = False
+    count_fields: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, pipe: Any, context: Context, stage: str) -> None:
         self.pipe, self.context, self.stage = pipe, context, stage
@@ -241,6 +253,8 @@ class Run:
     def open(self, position: Position, table: Table | None) -> None:
         """Go to `position` (None: the start) in `table`; what `input_pipes` names is open and stands in `inputs`."""
         self.link()
+        if position is not None:
+            self.check(position)
         self.restore(position)
 
     def link(self) -> None:
@@ -256,16 +270,26 @@ class Run:
 
     def anchor_table(self, position: Position) -> Table | None:
         """Return the table inside `position` from which an anchored stage restores what is upstream."""
-        if position is None:
-            return None
-        anchor = position.get("anchor") if isinstance(position, dict) else None
-        table = anchor.get("table") if isinstance(anchor, dict) else None
-        if not isinstance(table, dict):
-            raise StateError(f"the saved state is damaged: stage {self.stage} has no anchor; use an earlier state")
-        return table
+        return None if position is None else anchor_of(position, self.stage)["table"]
+
+    def check(self, position: Position) -> None:
+        """Refuse, with StateError, a position that `describe` never gives; an anchor's table is not looked into."""
+        for field in self.count_fields:
+            count_from(position, field, self.stage)
+        if self.anchored:
+            count_from(anchor_of(position, self.stage), "taken", self.stage)
+
+    def check_table(self, table: Any, where: str) -> None:
+        """Refuse, with StateError, a table that `table()` never gives; `where` says where it stands."""
+        check_positions(self.segment, table, where)
+
+    def check_upstream(self, position: Position) -> None:
+        """Refuse, with StateError, a position whose anchor's table does not fit what is upstream."""
+        if self.anchored:
+            check_positions(self.upstream, anchor_of(position, self.stage)["table"], f"the anchor of {self.stage}")
 
     def restore(self, position: Position) -> None:
-        """Go to `position`; None is the start of the epoch."""
+        """Go to `position`, which `check` has let pass; None is the start of the epoch."""
 
     def elements(self) -> Iterator[Any]:
         """Return the iterator of what this stage gives, from the restored position on."""
@@ -324,29 +348,11 @@ class Run:
             self.note(error)
 
 
-def pull(iterator: Iterator[Any], count: int, wanted: Sequence[int], stage: str) -> list[Any]:
-    """Take `count` elements from `iterator` and return those at the offsets `wanted`."""
-    kept: list[Any] = []
-    at = 0
-    for offset in (*wanted, count):
-        deque(islice(iterator, min(offset - at, sys.maxsize)), maxlen=0)
-        at = offset
-        if offset < count:
-            try:
-                kept.append(next(iterator))
-            except StopIteration:
-                raise StateError(
-                    f"stage {stage} has fewer elements than when the state was saved (wanted number {offset} after "
-                    "its anchor); the data changed: resume with the data the state was made from, or start afresh"
-                ) from None
-            at += 1
-    return kept
-
-
 class ShardRun(Run):
     """Pass on every n-th element of one input: what stream `stream` of `streams` sees."""
 
     stateful = True
+    count_fields = ("given",)
 
     @classmethod
     def behind(cls, run: Run, table: Table | None) -> ShardRun:
@@ -354,11 +360,14 @@ class ShardRun(Run):
         shard = cls(run.pipe, run.context, f"{run.stage}+shard")
         shard.inputs = [run]
         shard.link()
-        shard.restore(None if table is None else table.get(shard.stage))
+        position = None if table is None else table.get(shard.stage)
+        if position is not None:
+            shard.check(position)
+        shard.restore(position)
         return shard
 
     def restore(self, position: Position) -> None:
-        self.ticks = Ticks(0 if position is None else count_from(position, "given", self.stage))
+        self.ticks = Ticks(0 if position is None else position["given"])
 
     def share(self) -> tuple[int, int]:
         """Return (number of this stream, number of streams)."""

@@ -10,16 +10,20 @@ Contract
   younger than the oldest element it still holds, and counts; what is upstream is restored from there and re-read.
 - Positions count a stage's inputs, from the start of the epoch.
 - Reading a state never runs code from it: `check_table` admits dicts, lists, strings, finite numbers, booleans, None.
+  `check_positions` then refuses what no run of the graph can have given, before anything is opened.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
-from pipes.errors import StateError
+from pipes.errors import StateError, brief
 
 __all__ = [
     "Anchors",
@@ -29,8 +33,12 @@ __all__ = [
     "Position",
     "Table",
     "Ticks",
+    "anchor_of",
+    "check_positions",
     "check_table",
     "count_from",
+    "damaged",
+    "pull",
     "table_of",
 ]
 
@@ -43,9 +51,11 @@ AnchorEntry = tuple[int, Captures, tuple[int, ...]]
 _FAR = 1 << 62
 _BUILT_IN = (list, tuple, range, str, bytes)
 _first = operator.itemgetter(0)
-_MAX_DEPTH = 256
+# A stage that holds elements takes three levels, above which stand those of its anchor.
+_MAX_DEPTH = 512
 _MAX_ITEMS = 1_000_000
 _MAX_TEXT = 1 << 20
+_MAX_BITS = 4096
 
 
 class Ticks:
@@ -124,6 +134,8 @@ class Remembers(Protocol):
     def stage(self) -> str: ...
     def capture(self) -> Capture: ...
     def describe(self, captured: Capture) -> Position: ...
+    def check(self, position: Position) -> None: ...
+    def check_upstream(self, position: Position) -> None: ...
 
 
 def table_of(stages: tuple[Remembers, ...], captured: Captures) -> Table:
@@ -162,15 +174,56 @@ class Anchors:
         return {**anchor, "extra": list(extra)} if extra else anchor
 
 
+def damaged(what: str) -> StateError:
+    """Return the StateError of a state that nobody saved as it is."""
+    return StateError(f"the saved state is damaged: {what}; use an earlier state")
+
+
 def count_from(position: Position, field: str, stage: str) -> int:
-    """Return the non-negative int `position[field]`, or raise StateError naming stage and field."""
+    """Return the non-negative int `position[field]`, or raise StateError naming field and stage, or what else it is."""
     value = position.get(field) if isinstance(position, dict) else None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _FAR:
-        raise StateError(
-            f"the saved state is damaged: {field!r} of stage {stage} is {str(value)[:40]!r}, which is not a count; "
-            "use an earlier state"
-        )
+        raise damaged(f"{field!r} of {stage} is {brief(value)}, which is not a count")
     return value
+
+
+def anchor_of(position: Position, stage: str) -> dict[str, Position]:
+    """Return the anchor, with its table, of a stage that holds elements; raises StateError without one."""
+    anchor = position.get("anchor") if isinstance(position, dict) else None
+    if not isinstance(anchor, dict) or not isinstance(anchor.get("table"), dict):
+        raise damaged(f"stage {stage} has no anchor")
+    return anchor
+
+
+def check_positions(stages: Iterable[Remembers], table: Any, where: str) -> None:
+    """Refuse a table that is not exactly one sound position for each of `stages`, down to the last anchor."""
+    stages = list(stages)
+    expected = {stage.stage for stage in stages}
+    if not isinstance(table, dict) or table.keys() != expected:
+        found = sorted(table) if isinstance(table, dict) else type(table).__name__
+        raise damaged(f"{where} holds positions of {brief(found)}, where {brief(sorted(expected))} belong")
+    for stage in stages:
+        stage.check(table[stage.stage])
+        stage.check_upstream(table[stage.stage])
+
+
+def pull(iterator: Iterator[Any], count: int, wanted: Sequence[int], stage: str) -> list[Any]:
+    """Take `count` elements from `iterator` and return those at the offsets `wanted`."""
+    kept: list[Any] = []
+    at = 0
+    for offset in (*wanted, count):
+        deque(islice(iterator, min(offset - at, sys.maxsize)), maxlen=0)
+        at = offset
+        if offset < count:
+            try:
+                kept.append(next(iterator))
+            except StopIteration:
+                raise StateError(
+                    f"stage {stage} has fewer elements than when the state was saved (wanted number {offset} after "
+                    "its anchor); the data changed: resume with the data the state was made from, or start afresh"
+                ) from None
+            at += 1
+    return kept
 
 
 def check_table(value: Any, path: str = "state", depth: int = 0, budget: list[int] | None = None) -> None:
@@ -193,5 +246,8 @@ def check_table(value: Any, path: str = "state", depth: int = 0, budget: list[in
     elif isinstance(value, float):
         if not math.isfinite(value):
             raise StateError(f"{path}: {value} does not belong in a saved state")
-    elif not isinstance(value, int | bool | None):
+    elif isinstance(value, int):
+        if value.bit_length() > _MAX_BITS:
+            raise StateError(f"{path}: a number of {value.bit_length()} bits does not belong in a saved state")
+    elif value is not None:
         raise StateError(f"{path}: {type(value).__name__} does not belong in a saved state; it holds JSON data only")

@@ -16,12 +16,13 @@ import json
 import threading
 import warnings
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pipes.errors import StateError
 from pipes.iteration import expect, stop_expecting
 from pipes.run import Context, Node, Run, inputs_of
-from pipes.state import Capture, Position, Table, Ticks, count_from
+from pipes.state import Capture, Position, Table, Ticks, count_from, damaged
 
 __all__ = ["UserRun"]
 
@@ -75,23 +76,41 @@ class UserRun(Run):
 
     def open(self, position: Position, table: Table | None) -> None:
         self.segment = (self,)
-        position = position if isinstance(position, dict) else {}
-        self.ended = position.get("ended") is True
-        saved = position.get("sources")
-        if isinstance(saved, dict):
-            for name, entry in saved.items():
-                if name not in self.sources or not isinstance(entry.get("table"), dict):
-                    raise StateError(f"the saved state is damaged: stage {self.stage} has no source {name!r}")
-                self._open(name, count_from({"again": entry.get("again", 0)}, "again", self.stage), entry["table"])
+        if position is not None:
+            self.check(position)
+        position = position or {}
+        self.ended = position.get("ended", False)
+        for name, entry in position.get("sources", {}).items():
+            self._open(name, entry.get("again", 0), entry["table"])
         if _SUPER not in self.sources:
             # Whether a subclass of a built-in stage reads its source or asks its base to do so shows later.
             for name, source in self.sources.items():
                 if name not in self.slots and type(source)._iterable:
                     self._open(name, 0, None)
         if self.replays and position and not self.ended:
-            self.skip = count_from(position, "given", self.stage)
+            self.skip = position["given"]
         if "state" in position:
             self.saved = json.dumps(position["state"])
+
+    def check(self, position: Position) -> None:
+        if not isinstance(position, dict) or not isinstance(position.get("ended", False), bool):
+            raise damaged(f"stage {self.stage} does not say where it stands")
+        if self.replays and not position.get("ended", False):
+            count_from(position, "given", self.stage)
+            return
+        sources = position.get("sources")
+        if not isinstance(sources, dict):
+            raise damaged(f"stage {self.stage} does not say where its sources stand")
+        for name, entry in sources.items():
+            if name not in self.sources or not isinstance(entry, dict) or not isinstance(entry.get("table"), dict):
+                raise damaged(f"stage {self.stage} has no source {name!r}")
+            if "again" in entry:
+                count_from(entry, "again", self.stage)
+
+    def check_upstream(self, position: Position) -> None:
+        for name, entry in position.get("sources", {}).items():
+            with self._asked(name, entry.get("again", 0)) as run:
+                run.check_table(entry["table"], f"source {name} of {self.stage}")
 
     def _open(self, name: str, round_: int, table: Table | None) -> _Slot:
         """Open round `round_` of a source; the first stands in the context itself, the others in one of their own."""
@@ -214,7 +233,7 @@ class UserRun(Run):
         if not self.started:
             return self.saved
         try:
-            return json.dumps(self.pipe.state_dict())
+            return json.dumps(self.pipe.state_dict(), allow_nan=False)
         except (TypeError, ValueError) as error:
             raise StateError(f"state_dict() of stage {self.stage} is not JSON data: {error}") from error
 
@@ -230,20 +249,22 @@ class UserRun(Run):
         return position
 
     def _described(self, name: str, round_: int, captures: Any) -> Position:
+        with self._asked(name, round_) as run:
+            table = run.table(captures)
+        return {"again": round_, "table": table} if round_ else {"table": table}
+
+    @contextmanager
+    def _asked(self, name: str, round_: int) -> Iterator[Run]:
+        """Give a run of that round of a source, to ask it about positions: the one that is open, or another."""
         slot = self.slots.get(name)
         if slot is not None and slot.round == round_:
-            table = slot.run.table(captures)
-        else:
-            context = self.context.again(self.context.last)
-            try:
-                table = (
-                    UserRun(self.pipe, context, self.stage)
-                    ._run_of(name, self.sources[name], round_, None)
-                    .table(captures)
-                )
-            finally:
-                self.context.leave(context)
-        return {"again": round_, "table": table} if round_ else {"table": table}
+            yield slot.run
+            return
+        context = self.context.again(self.context.last)
+        try:
+            yield UserRun(self.pipe, context, self.stage)._run_of(name, self.sources[name], round_, None)
+        finally:
+            self.context.leave(context)
 
     def _warn(self) -> None:
         if type(self.pipe) not in _warned:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import json
 import pickle
-import random
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
@@ -14,11 +13,13 @@ from typing import Any
 
 import cloudpickle
 import torch
+from loading import through_json, with_draws
 
 from pipes import IterDataPipe
 from pipes.config import dump_graph, load_graph
 from pipes.errors import ConfigError
 from pipes.iter import IterableWrapper
+from pipes.loader2 import DataLoader2
 from pipes.node import walk
 from pipes.run import Context, Run
 
@@ -34,7 +35,7 @@ def start(pipe: IterDataPipe[Any], table: Any = None, *, epoch: int = 0, stream:
 def plain(value: Any) -> Any:
     """Return `value` in a form that `==` compares as a whole."""
     if isinstance(value, torch.Tensor):
-        return ("tensor", value.dtype, value.tolist())
+        return ("tensor", str(value.dtype), value.tolist())
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -67,6 +68,7 @@ def check_stage(
                 _check_every_stop(make, epoch, stream, count, equal_state)
     _check_chain(make)
     _check_yaml(make)
+    _check_loader(make)
     _check_fresh_process(make)
 
 
@@ -102,6 +104,7 @@ def _check_every_stop(
     iterator = iter(run)
     for k in range(len(whole) + 2):
         state = saved(run)
+        start(make(), **where).check_table(state, "the state")
         again = start(make(), state, **where)
         captured = pickle.loads(pickle.dumps(run.captures()))
         assert json.loads(json.dumps(again.table(captured))) == state, (
@@ -143,21 +146,56 @@ def _check_chain(make: Callable[[], IterDataPipe[Any]]) -> None:
     assert got == whole, "a chain of saves and loads loses or doubles elements"
 
 
-def rest_of(payload: bytes, state: Any) -> Any:
-    """Run in a fresh process: return what a graph gives from `state` on."""
+def loader_over(make: Callable[[], IterDataPipe[Any]]) -> DataLoader2[Any]:
+    """Return a loader whose outputs carry one draw from each global generator."""
+    loader: DataLoader2[Any] = DataLoader2(make().map(with_draws))
+    loader.seed(SEED)
+    return loader
+
+
+def _check_loader(make: Callable[[], IterDataPipe[Any]]) -> None:
+    """Check that a loader goes on exactly, with users' draws, in this epoch and the next one."""
+    loader, again = loader_over(make), loader_over(make)
+    whole = [[plain(output) for output in loader] for _ in range(2)]
+    loader.seed(SEED)
+    iterator = iter(loader)
+    count = len(whole[0])
+    for k in range(count + 2):
+        state = through_json(loader.state_dict())
+        again.load_state_dict(state)
+        assert through_json(again.state_dict()) == state, f"saved right after a load at {k}, the state differs"
+        assert (again.epoch, loader.epoch) == ((0, 0) if k <= count else (1, 1))
+        if k <= count:
+            assert [plain(output) for output in again] == whole[0][k:], f"a loader resumed at {k} differs"
+        if k in (0, count // 2, count, count + 1):
+            assert [plain(output) for output in again] == whole[1], f"the epoch after a resume at {k} differs"
+        assert plain(next(iterator, None)) == (whole[0][k] if k < count else None)
+    loader.shutdown()
+    again.shutdown()
+
+
+def rests_of(payload: bytes, states: list[Any]) -> list[Any]:
+    """Run in a fresh process: return what a graph gives from each of the states on."""
     make = pickle.loads(payload)
-    return [plain(element) for element in start(make(), state)]
+    rests = []
+    for state in states:
+        run = start(make(), state)
+        rests.append([plain(element) for element in run])
+        run.context.close()
+    return rests
 
 
 def _check_fresh_process(make: Callable[[], IterDataPipe[Any]]) -> None:
+    """Load every state in another process: one, started anew, serves all cases in turn."""
     global _fresh
     if _fresh is None:
         _fresh = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
         atexit.register(_fresh.shutdown)
     whole = [plain(element) for element in start(make())]
-    k = random.Random(len(whole)).randint(0, len(whole))
     run = start(make())
-    assert len(list(islice(iter(run), k))) == k
-    state = saved(run)
+    iterator, states = iter(run), [saved(run)]
+    for _ in iterator:
+        states.append(saved(run))
     run.context.close()
-    assert _fresh.submit(rest_of, cloudpickle.dumps(make), state).result(60) == whole[k:]
+    rests = _fresh.submit(rests_of, cloudpickle.dumps(make), states).result(60)
+    assert rests == [whole[k:] for k in range(len(whole) + 1)]

@@ -18,6 +18,7 @@ LAYERS = [
     {"errors"},
     {"node", "seeds", "state", "utils", "shard_points"},
     {"tree", "run"},
+    {"saved"},
     {"iteration"},
     {"user_run"},
     {"datapipe", "_chained"},

@@ -76,7 +76,7 @@ def test_entries_do_not_change_under_a_snapshot() -> None:
 
 @pytest.mark.parametrize("value", [-1, True, 1.0, "3", None, 2**62, [1]])
 def test_what_is_no_count_is_refused(value: Any) -> None:
-    with pytest.raises(StateError, match="'at' of stage 0:A is"):
+    with pytest.raises(StateError, match="'at' of 0:A is"):
         count_from({"at": value}, "at", "0:A")
 
 
@@ -116,7 +116,8 @@ def deep(levels: int) -> Any:
         ([float("nan")], "nan does not belong"),
         ([float("inf")], "inf does not belong"),
         (["x" * 2_000_000], "2000000 characters"),
-        (deep(300), "too deep"),
+        (deep(600), "too deep"),
+        ([1 << 5000], "5001 bits"),
         ([0] * 1_000_001, "too deep or too large"),
     ],
 )

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, no_length
-from pipes.errors import StateError
 from pipes.formats.records import RecordsRun
 from pipes.formats.tar import TarReader, check_mode
 from pipes.stages.wrapping import as_pipe
-from pipes.state import Position, count_from
+from pipes.state import Position, count_from, damaged
 from pipes.utils import MemoryStream, StreamWrapper
 
 __all__ = ["TarArchiveLoader", "member_path"]
@@ -44,17 +43,19 @@ class _TarRun(RecordsRun):
         super().restore(position)
         self.skipped: dict[str, int] = {}
 
+    def check_inside(self, inside: dict[str, Any]) -> None:
+        count_from(inside, "offset", self.stage)
+        records = inside.get("records") or {}
+        if not isinstance(records, dict) or not all(isinstance(value, str) for value in records.values()):
+            raise damaged(f"'records' of stage {self.stage} are not texts")
+
     def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
         pipe, records = self.pipe, at.get("records") or {}
-        if not isinstance(records, dict) or not all(isinstance(value, str) for value in records.values()):
-            raise StateError(
-                f"the saved state is damaged: 'records' of stage {self.stage} are not texts; use an earlier one"
-            )
         self.reader = TarReader(
             stream,
             path,
             mode=pipe.mode,
-            offset=count_from(at, "offset", self.stage) if at else 0,
+            offset=at.get("offset", 0),
             records=records,
             select=pipe.select,
             concatenated=pipe.concatenated,

@@ -11,7 +11,6 @@ from pipes.datapipe import IterDataPipe, functional_datapipe
 from pipes.formats.chunks import CHUNK, go_to, read_chunks, reader_of, whole_lines
 from pipes.formats.records import RecordsRun, is_text
 from pipes.stages.wrapping import as_pipe
-from pipes.state import count_from
 
 __all__ = ["LineReader", "StreamReader"]
 
@@ -22,8 +21,7 @@ class _LinesRun(RecordsRun):
     fields: ClassVar[tuple[str, ...]] = ("offset", "lines")
 
     def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
-        self.offset = count_from(at, "offset", self.stage) if "offset" in at else 0
-        self.lines = count_from(at, "lines", self.stage) if "lines" in at else 0
+        self.offset, self.lines = at.get("offset", 0), at.get("lines", 0)
         skip = 0 if at else self.pipe.skip_lines
         if is_text(stream):
             lines: Iterator[Any] = self._of_text(stream, skip)
@@ -105,7 +103,7 @@ class _StreamRun(RecordsRun):
     fields: ClassVar[tuple[str, ...]] = ("offset",)
 
     def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
-        self.offset = count_from(at, "offset", self.stage) if at else 0
+        self.offset = at.get("offset", 0)
         if is_text(stream):
             stream.read(self.offset)
         else:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from io import TextIOBase
 from typing import Any, ClassVar
 
-from pipes.errors import ChangedDataError, StateError
+from pipes.errors import ChangedDataError
 from pipes.stages.flattening import ExpandingRun
-from pipes.state import Capture, Position
+from pipes.state import Capture, Position, count_from, damaged
 from pipes.utils import StreamWrapper, validate_pathname_binary_tuple
 
 __all__ = ["RecordsRun", "identity", "is_text"]
@@ -53,16 +53,23 @@ class RecordsRun(ExpandingRun):
         """Return where the reader of the open stream stands, value by value as in `fields`."""
         raise NotImplementedError(type(self).__name__)
 
+    def check(self, position: Position) -> None:
+        super().check(position)
+        inside = position.get("inside")
+        if inside is not None:
+            if not isinstance(inside, dict) or not isinstance(inside.get("object"), str):
+                raise damaged(f"stage {self.stage} does not say which object it was reading")
+            self.check_inside(inside)
+
+    def check_inside(self, inside: dict[str, Any]) -> None:
+        """Refuse, with StateError, what `where` never gives."""
+        for field in self.fields:
+            count_from(inside, field, self.stage)
+
     def restore(self, position: Position) -> None:
         super().restore(position)
-        self.saved: dict[str, Any] | None = None
+        self.saved: dict[str, Any] | None = None if position is None else position.get("inside")
         self.object: str | None = None
-        if position is not None and position.get("inside") is not None:
-            self.saved = position["inside"]
-            if not isinstance(self.saved, dict):
-                raise StateError(
-                    f"the saved state is damaged: 'inside' of stage {self.stage} is no dict; use an earlier one"
-                )
 
     def _open(self, element: Any, skip: int) -> Iterator[Any]:
         stream = None

@@ -12,14 +12,13 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
-from pipes.errors import StateError
 from pipes.formats.chunks import CHUNK, chunks_from, drop
 from pipes.formats.delimited import DelimitedRows
 from pipes.formats.jsonl import JsonLines
 from pipes.formats.records import RecordsRun, is_text
 from pipes.run import Run
 from pipes.stages.wrapping import as_pipe
-from pipes.state import count_from
+from pipes.state import count_from, damaged
 from pipes.utils import StreamWrapper, validate_pathname_binary_tuple
 
 __all__ = ["CSVDictParser", "CSVParser", "JsonLinesParser", "JsonParser"]
@@ -54,7 +53,7 @@ class _DelimitedRun(RecordsRun):
 
     def _rows(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[list[str]]:
         pipe = self.pipe
-        offset, line = (count_from(at, field, self.stage) if at else 0 for field in ("offset", "line"))
+        offset, line = at.get("offset", 0), at.get("line", 0)
         chunks, encoding = _content(stream, path, offset)
         if encoding is None and not pipe.decode:
             raise TypeError(f"{path}: decode=False reads text, but the stream gives bytes; open it with mode='r'")
@@ -134,10 +133,15 @@ class _DictRun(_DelimitedRun):
 
     fields: ClassVar[tuple[str, ...]] = ("offset", "line", "header")
 
+    def check_inside(self, inside: dict[str, Any]) -> None:
+        for field in ("offset", "line"):
+            count_from(inside, field, self.stage)
+        header = inside.get("header")
+        if not isinstance(header, list) or not all(isinstance(name, str) for name in header):
+            raise damaged(f"'header' of stage {self.stage} is no list of names")
+
     def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
         header = at.get("header")
-        if at and not (isinstance(header, list) and all(isinstance(name, str) for name in header)):
-            raise StateError(f"the saved state is damaged: 'header' of stage {self.stage} is no list of names")
         rows = self._rows(path, stream, at)
         self.header = next(rows, []) if header is None else header
         return self._shaped(path, self._dicts(rows, self.header))
@@ -201,7 +205,7 @@ class _JsonLinesRun(RecordsRun):
     fields: ClassVar[tuple[str, ...]] = ("offset", "line")
 
     def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
-        offset, line = (count_from(at, field, self.stage) if at else 0 for field in self.fields)
+        offset, line = at.get("offset", 0), at.get("line", 0)
         chunks, _ = _content(stream, path, offset)
         self.values = JsonLines(chunks, path, position=offset, line=line)
         return ((path, value) for value in self.values) if self.pipe.return_path else iter(self.values)

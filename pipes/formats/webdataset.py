@@ -12,10 +12,10 @@ from operator import itemgetter
 from typing import Any
 
 from pipes.datapipe import IterDataPipe, functional_datapipe
-from pipes.errors import DataError, StateError
+from pipes.errors import DataError
 from pipes.run import Run
 from pipes.stages.wrapping import as_pipe
-from pipes.state import Anchors, Capture, Position, Ticks, count_from
+from pipes.state import Anchors, Capture, Position, Ticks, damaged
 
 __all__ = ["Sample", "WebDataset", "group_samples", "split_path"]
 
@@ -129,6 +129,12 @@ class _WebDatasetRun(Run):
 
     stateful = True
     anchored = True
+    count_fields = ("taken", "held")
+
+    def check(self, position: Position) -> None:
+        super().check(position)
+        if position["held"] > 1 or position["anchor"]["taken"] + position["held"] > position["taken"]:
+            raise damaged(f"the counts of stage {self.stage} contradict each other")
 
     def restore(self, position: Position) -> None:
         self.anchors = Anchors(self.upstream, 2)
@@ -139,10 +145,7 @@ class _WebDatasetRun(Run):
         if position is None:
             self.anchors.note(0)
             return
-        taken, self.held = count_from(position, "taken", self.stage), count_from(position, "held", self.stage)
-        anchor = count_from(position["anchor"], "taken", self.stage)
-        if self.held > 1 or anchor + self.held > taken:
-            raise StateError(f"the saved state is damaged: the counts of stage {self.stage} contradict each other")
+        taken, self.held, anchor = position["taken"], position["held"], position["anchor"]["taken"]
         self.anchors.note(anchor)
         self.ahead = self.inputs[0].replay(taken - anchor, [taken - anchor - 1] if self.held else [])
         self.ticks = Ticks(taken)

@@ -24,7 +24,7 @@ from pipes.graph import clone
 from pipes.loader2.streams import Plan
 from pipes.run import Context, Node, Run, automatic_shard_point, walk
 from pipes.seeds import GlobalGenerators, derive_key, seed_globals
-from pipes.state import Capture, Position, count_from
+from pipes.state import Capture, Position
 
 __all__ = ["Dealer", "DealtSource", "Exhausted", "check_read_once", "cut", "positions_of"]
 
@@ -39,9 +39,10 @@ class _DealtRun(Run):
     """Asks for its elements by number; the number is its position."""
 
     stateful = True
+    count_fields = ("at",)
 
     def restore(self, position: Position) -> None:
-        self.taken = 0 if position is None else count_from(position, "at", self.stage)
+        self.taken = 0 if position is None else position["at"]
 
     def elements(self) -> Iterator[Any]:
         stream = self.context.stream

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from pipes.datapipe import IterDataPipe, MapDataPipe, no_length
 from pipes.errors import StateError
 from pipes.graph import clone
-from pipes.loader2.checkpoint import Checkpoint, read_state
+from pipes.loader2.checkpoint import Checkpoint, check_tables, read_state
 from pipes.loader2.dealing import Dealer, check_read_once, cut
 from pipes.loader2.in_process import ServiceEngine
 from pipes.loader2.iterator import DataLoader2Iterator, Runner
@@ -218,6 +218,10 @@ class DataLoader2(Generic[T]):
             raise StateError(
                 f"the state lacks streams {missing} of rank {self._rank}: pass the list of the states of all ranks"
             )
+        if not getattr(self.reading_service, "changes_graph", True):
+            # Else only those who run the changed graph can tell.
+            plan = Plan(checkpoint.seed, checkpoint.epoch, count, checkpoint.replicate, self._world)
+            check_tables(self._graph, plan, {number: checkpoint.streams[number] for number in own})
         previous = None if self._iterator is None else self._iterator()
         if previous is not None:
             previous.replace("load_state_dict() was called; iter(loader) goes on from that state")

@@ -84,6 +84,11 @@ class InProcessReadingService:
         self.init_fn = init_fn
         self.reset_fn = reset_fn
 
+    @property
+    def changes_graph(self) -> bool:
+        """Whether the graph that runs may be another than the loader's."""
+        return self.init_fn is not None or self.reset_fn is not None
+
     def check(self, graph: IterDataPipe[Any]) -> None:
         """Nothing has to travel."""
 
@@ -162,6 +167,11 @@ class MultiProcessingReadingService:
             init_fn=worker_init_fn,
             reset_fn=worker_reset_fn,
         )
+
+    @property
+    def changes_graph(self) -> bool:
+        """Whether the graph that runs may be another than the loader's."""
+        return self._settings.init_fn is not None or self._settings.reset_fn is not None
 
     def check(self, graph: IterDataPipe[Any]) -> None:
         """Raise UnpicklableStageError, naming stage and attribute, when the graph cannot travel to a worker."""

@@ -10,7 +10,7 @@ from typing import Any
 from pipes.errors import ChangedDataError, StateError
 from pipes.run import Node, Run, inputs_of
 from pipes.stages.flattening import ExpandingRun
-from pipes.state import Capture, Cursor, Position, count_from
+from pipes.state import Capture, Cursor, Position, count_from, damaged
 
 __all__ = ["Listing", "ListingRun", "OpeningRun", "RootsRun", "has_constant_roots", "listing_of"]
 
@@ -50,6 +50,14 @@ class Listing:
             )
 
 
+def _check_listing(position: Position, stage: str) -> None:
+    """Refuse a position whose listing, if it has one, was not described by a `Listing`."""
+    listing = position.get("listing", {"count": 0, "digest": ""})
+    count_from(listing, "count", stage)
+    if not isinstance(listing.get("digest"), str):
+        raise damaged(f"the listing of stage {stage} has no digest")
+
+
 class ListingRun(Run):
     """Lists the constant roots of a pipe (`roots`, `names`, `identity`); the position is the number of names given.
 
@@ -57,9 +65,14 @@ class ListingRun(Run):
     """
 
     stateful = True
+    count_fields = ("at",)
+
+    def check(self, position: Position) -> None:
+        super().check(position)
+        _check_listing(position, self.stage)
 
     def restore(self, position: Position) -> None:
-        self.start = 0 if position is None else count_from(position, "at", self.stage)
+        self.start = 0 if position is None else position["at"]
         self.known = None if position is None else position.get("listing")
         self.listing: Listing | None = self.context.listings.get(self.stage)
         self.cursor: Any = None
@@ -111,6 +124,10 @@ def listing_of(lister: Any) -> Listing:
 
 class RootsRun(ExpandingRun):
     """Lists each root that comes from a pipe; beside the counts, the position has the last listing's digest."""
+
+    def check(self, position: Position) -> None:
+        super().check(position)
+        _check_listing(position, self.stage)
 
     def restore(self, position: Position) -> None:
         self.listing: Listing | None = None

@@ -8,11 +8,10 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from pipes.datapipe import IterDataPipe, functional_datapipe
-from pipes.errors import StateError
 from pipes.run import Run
 from pipes.stages.columns import check_columns, pick_columns
 from pipes.stages.wrapping import as_pipe
-from pipes.state import Anchors, Capture, Position, Ticks, count_from
+from pipes.state import Anchors, Capture, Position, Ticks, damaged
 
 __all__ = ["ExpandingRun", "FlatMapper"]
 
@@ -30,6 +29,12 @@ class ExpandingRun(Run):
 
     stateful = True
     anchored = True
+    count_fields = ("taken", "given")
+
+    def check(self, position: Position) -> None:
+        super().check(position)
+        if position["anchor"]["taken"] > position["taken"]:
+            raise damaged(f"the counts of stage {self.stage} contradict each other")
 
     def expand(self, element: Any) -> Iterator[Any]:
         """Return the outputs of one input."""
@@ -43,10 +48,7 @@ class ExpandingRun(Run):
         if position is None:
             self.anchors.note(0)
             return
-        taken, self.skip = count_from(position, "taken", self.stage), count_from(position, "given", self.stage)
-        anchor = count_from(position["anchor"], "taken", self.stage)
-        if anchor > taken:
-            raise StateError(f"the saved state is damaged: the counts of stage {self.stage} contradict each other")
+        taken, self.skip, anchor = position["taken"], position["given"], position["anchor"]["taken"]
         self.anchors.note(anchor)
         wanted = [taken - anchor - 1] if taken > anchor else []
         self.opened = self.inputs[0].replay(taken - anchor, wanted)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, lengths_of
 from pipes.run import Node, Run
 from pipes.stages.wrapping import as_pipe
-from pipes.state import Anchors, Capture, Position, count_from
+from pipes.state import Anchors, Capture, Position, damaged
 
 __all__ = ["Concater", "Multiplexer", "Zipper"]
 
@@ -37,9 +37,15 @@ def _checked(name: str, datapipes: tuple[Any, ...]) -> tuple[Any, ...]:
 
 class _ConcaterRun(_JoiningRun):
     stateful = True
+    count_fields = ("input",)
+
+    def check(self, position: Position) -> None:
+        super().check(position)
+        if position["input"] > len(self.inputs):
+            raise damaged(f"stage {self.stage} has no input {position['input']}")
 
     def restore(self, position: Position) -> None:
-        self.place = 0 if position is None else count_from(position, "input", self.stage)
+        self.place = 0 if position is None else position["input"]
 
     def elements(self) -> Iterator[Any]:
         while self.place < len(self.inputs):
@@ -117,6 +123,12 @@ class _MultiplexerRun(_JoiningRun):
 
     stateful = True
     anchored = True
+    count_fields = ("rounds", "given")
+
+    def check(self, position: Position) -> None:
+        super().check(position)
+        if position["anchor"]["taken"] > position["rounds"] or position["given"] > len(self.inputs):
+            raise damaged(f"the counts of stage {self.stage} contradict each other")
 
     def restore(self, position: Position) -> None:
         self.anchors = Anchors(self.upstream, 2)
@@ -125,8 +137,7 @@ class _MultiplexerRun(_JoiningRun):
         if position is None:
             self.anchors.note(0)
             return
-        rounds, self.given = count_from(position, "rounds", self.stage), count_from(position, "given", self.stage)
-        anchor = count_from(position["anchor"], "taken", self.stage)
+        rounds, self.given, anchor = position["rounds"], position["given"], position["anchor"]["taken"]
         self.anchors.note(anchor)
         again = rounds - anchor
         if again > 0:

@@ -10,7 +10,7 @@ from pipes.run import Run
 from pipes.seeds import KeyedGenerator
 from pipes.stages.columns import apply_to_columns, check_columns
 from pipes.stages.wrapping import as_pipe
-from pipes.state import Capture, Position, count_from
+from pipes.state import Capture, Position
 
 __all__ = ["Mapper", "MapperRun"]
 
@@ -47,9 +47,10 @@ class _KeyedMapperRun(MapperRun):
     """As MapperRun, with a generator keyed by the element's number; its position is that number."""
 
     stateful = True
+    count_fields = ("taken",)
 
     def restore(self, position: Position) -> None:
-        self.taken = 0 if position is None else count_from(position, "taken", self.stage)
+        self.taken = 0 if position is None else position["taken"]
         self.generators = KeyedGenerator(self.context.key(self.stage, self.pipe))
 
     def elements(self) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -11,7 +12,7 @@ from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, 
 from pipes.errors import GraphError
 from pipes.run import Node, Run
 from pipes.stages.wrapping import as_pipe
-from pipes.state import Capture, Position, Table, Ticks, count_from
+from pipes.state import Capture, Position, Table, Ticks, anchor_of, count_from, damaged
 
 __all__ = ["Cycler", "Enumerator", "Header", "Skipper"]
 
@@ -24,9 +25,10 @@ class _CountingRun(Run):
     """Base of 1:1 stages that count their elements."""
 
     stateful = True
+    count_fields = ("given",)
 
     def restore(self, position: Position) -> None:
-        self.ticks = Ticks(0 if position is None else count_from(position, "given", self.stage))
+        self.ticks = Ticks(0 if position is None else position["given"])
 
     def capture(self) -> Capture:
         return self.ticks.count
@@ -152,8 +154,20 @@ class _CyclerRun(Run):
     def input_pipes(self) -> Sequence[Node]:
         return ()
 
+    def check(self, position: Position) -> None:
+        round_ = count_from(position, "round", self.stage)
+        if self.pipe.count is not None and round_ > self.pipe.count:
+            raise damaged(f"stage {self.stage} has no round {round_}")
+        anchor_of(position, self.stage)
+
+    def check_upstream(self, position: Position) -> None:
+        with self._asked(position["round"]) as run:
+            run.check_table(position["anchor"]["table"], f"the anchor of {self.stage}")
+
     def open(self, position: Position, table: Table | None) -> None:
-        self.round = 0 if position is None else count_from(position, "round", self.stage)
+        if position is not None:
+            self.check(position)
+        self.round = 0 if position is None else position["round"]
         self._begin(self.anchor_table(position))
 
     def _begin(self, table: Table | None) -> None:
@@ -182,9 +196,15 @@ class _CyclerRun(Run):
 
     def describe(self, captured: Capture) -> Position:
         round_, captures = captured
+        with self._asked(round_) as run:
+            return {"round": round_, "anchor": {"table": run.table(captures)}}
+
+    @contextmanager
+    def _asked(self, round_: int) -> Iterator[Run]:
+        """Give a run of that round, to ask it about positions: its draws are the round's."""
         context = self.context.again(self.pipe.datapipe, round_)
         try:
-            return {"round": round_, "anchor": {"table": context.start().table(captures)}}
+            yield context.start()
         finally:
             self.context.leave(context)
 

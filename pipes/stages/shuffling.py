@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
-from pipes.errors import StateError
 from pipes.run import Context, Run
 from pipes.seeds import Draws
 from pipes.stages.batching import UnBatcher
 from pipes.stages.wrapping import as_pipe
-from pipes.state import Anchors, Capture, Position, Ticks, count_from
+from pipes.state import Anchors, Capture, Position, Ticks, damaged
 
 __all__ = ["Reshuffled", "Shuffler"]
 
@@ -60,6 +59,16 @@ class _ShufflerRun(Run):
 
     stateful = True
     anchored = True
+    count_fields = ("taken", "given")
+
+    def check(self, position: Position) -> None:
+        super().check(position)
+        taken, given, size = position["taken"], position["given"], self.pipe.buffer_size
+        if given > taken or taken - given > size or position["anchor"]["taken"] > taken:
+            raise damaged(f"the counts of stage {self.stage} contradict each other")
+        self.held = held_inputs(self.draws(), size, taken, given)
+        if min(self.held, default=taken) < position["anchor"]["taken"]:
+            raise damaged(f"the anchor of stage {self.stage} is too young")
 
     def restore(self, position: Position) -> None:
         self.size: int = self.pipe.buffer_size
@@ -71,14 +80,9 @@ class _ShufflerRun(Run):
         if position is None:
             self.anchors.note(0)
             return
-        taken, given = count_from(position, "taken", self.stage), count_from(position, "given", self.stage)
-        anchor = count_from(position["anchor"], "taken", self.stage)
-        if given > taken or anchor > taken or taken - given > self.size:
-            raise StateError(f"the saved state is damaged: the counts of stage {self.stage} contradict each other")
-        held = held_inputs(self.draws(), self.size, taken, given)
+        taken, given, anchor = position["taken"], position["given"], position["anchor"]["taken"]
+        held = self.held
         order = sorted(range(len(held)), key=held.__getitem__)
-        if order and held[order[0]] < anchor:
-            raise StateError(f"the saved state is damaged: the anchor of stage {self.stage} is too young")
         self.anchors.note(anchor)
         elements = self.inputs[0].replay(taken - anchor, [held[slot] - anchor for slot in order])
         self.buffer = [None] * len(held)

@@ -17,7 +17,7 @@ from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
 from pipes.run import Run
 from pipes.stages.columns import check_columns
 from pipes.stages.wrapping import as_pipe
-from pipes.state import Anchors, Capture, Position, count_from
+from pipes.state import Anchors, Capture, Position, count_from, damaged
 
 __all__ = ["Demultiplexer", "Forker"]
 
@@ -32,6 +32,19 @@ class _SplitterRun(Run):
 
     stateful = True
     anchored = True
+    count_fields = ("taken",)
+
+    def check(self, position: Position) -> None:
+        super().check(position)
+        anchor = position["anchor"]
+        counts = anchor.get("extra", [0] * self.pipe.num_instances)
+        if not isinstance(counts, list) or len(counts) != self.pipe.num_instances:
+            raise damaged(f"stage {self.stage} does not say what its {self.pipe.num_instances} children got")
+        for count in counts:
+            if count_from({"extra": count}, "extra", self.stage) > anchor["taken"]:
+                raise damaged(f"the counts of stage {self.stage} contradict each other")
+        if anchor["taken"] > position["taken"]:
+            raise damaged(f"the counts of stage {self.stage} contradict each other")
 
     def restore(self, position: Position) -> None:
         count = self.pipe.num_instances
@@ -40,12 +53,8 @@ class _SplitterRun(Run):
         self.counts, self.given = [0] * count, [0] * count
         self.taken, self.caught_up_at, self.ended = 0, 0, False
         if position is not None:
-            self.caught_up_at = count_from(position, "taken", self.stage)
-            anchor = position["anchor"]
-            self.taken = count_from(anchor, "taken", self.stage)
-            self.counts = [
-                count_from({"count": each}, "count", self.stage) for each in anchor.get("extra", self.counts)
-            ]
+            self.caught_up_at, anchor = position["taken"], position["anchor"]
+            self.taken, self.counts = anchor["taken"], list(anchor.get("extra", self.counts))
         self.anchors = Anchors(self.upstream, _KEPT_ANCHORS)
         self.anchors.note(self.taken, tuple(self.counts))
 
@@ -120,11 +129,12 @@ class _ChildRun(Run):
     """Run of one child: gives what the shared stage queued for it, and counts."""
 
     stateful = True
+    count_fields = ("given",)
 
     def restore(self, position: Position) -> None:
         self.main = cast(_SplitterRun, self.inputs[0])
         self.number = self.pipe.instance_id
-        given = 0 if position is None else count_from(position, "given", self.stage)
+        given = 0 if position is None else position["given"]
         self.main.given[self.number] = given
         queue = self.main.queues[self.number]
         while queue and self.main.counts[self.number] - len(queue) < given:

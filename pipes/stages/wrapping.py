@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pipes.datapipe import IterDataPipe, MapDataPipe, Shard, length_of, no_length
 from pipes.errors import StateError
 from pipes.run import Node, Run
-from pipes.state import Capture, Cursor, Position, Ticks, count_from
+from pipes.state import Capture, Cursor, Position, Ticks
 
 __all__ = ["IterableWrapper", "KeysRun", "MapToIterConverter", "SequenceWrapper", "as_pipe"]
 
@@ -41,9 +41,10 @@ class _WrapperRun(Run):
     """Lists, tuples, ranges and strings are read by position; other iterables are counted and re-read on a restore."""
 
     stateful = True
+    count_fields = ("at",)
 
     def restore(self, position: Position) -> None:
-        self.start = 0 if position is None else count_from(position, "at", self.stage)
+        self.start = 0 if position is None else position["at"]
         self.cursor: Any = None
 
     def _read(self) -> None:
@@ -187,12 +188,13 @@ class KeysRun(Run):
     """Read a map pipe key by key; the position is the number of keys read."""
 
     stateful = True
+    count_fields = ("at",)
 
     def input_pipes(self) -> Sequence[Node]:
         return ()
 
     def restore(self, position: Position) -> None:
-        self.start = 0 if position is None else count_from(position, "at", self.stage)
+        self.start = 0 if position is None else position["at"]
         self.cursor: Any = None
 
     def _read(self) -> None:

@@ -19,6 +19,7 @@ from pipes import IterDataPipe, MapDataPipe
 from pipes.errors import StaleIteratorError
 from pipes.iter import IterableWrapper
 from pipes.map import SequenceWrapper
+from pipes.saved import sealed
 
 pytestmark = pytest.mark.usefixtures("no_residue")
 
@@ -187,7 +188,7 @@ class TestResume:
         assert list(loader) == expected[9:]
         assert opened == [1]
 
-    @pytest.mark.filterwarnings("ignore:.*stands above 4:ShardingFilter")
+    @pytest.mark.filterwarnings("ignore:.*stands above 4.ShardingFilter")
     @pytest.mark.parametrize("place", ["above", "below"])
     def test_a_million_elements_are_not_replayed(self, place: str, tmp_path: Path) -> None:
         count, size, at = 1_000_000, 100, 9_000
@@ -222,7 +223,7 @@ class TestResume:
         expected = take(iterator, 10)
         for workers in (0, 2):
             with loader_of(graph(Source(), called), workers, 2, prefetch=1) as loader:
-                state["graph"] = loader.state_dict()["graph"]
+                state = sealed({**state, "graph": loader.state_dict()["graph"]})
                 log.write_bytes(b"")
                 loader.load_state_dict(state)
                 assert take(iter(loader), 10) == expected

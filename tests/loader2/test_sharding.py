@@ -18,6 +18,7 @@ from pipes.errors import GraphError, StateError
 from pipes.iter import FileOpener, IterableWrapper
 from pipes.loader2.sharding import warnings_of_sharding
 from pipes.map import SequenceWrapper
+from pipes.saved import sealed
 from pipes.stages.sharding import SHARDING_PRIORITIES
 
 RANK, WORKER = SHARDING_PRIORITIES.DISTRIBUTED, SHARDING_PRIORITIES.MULTIPROCESSING
@@ -42,7 +43,7 @@ class TestRefused:
         state = {**loader.state_dict(), "num_streams": 2}
         state["streams"]["1"] = state["streams"]["0"]
         with pytest.raises(GraphError, match="split by rank only"):
-            loader.load_state_dict(state)
+            loader.load_state_dict(sealed(state))
         assert list(loader) == list(range(40))
 
 
@@ -140,7 +141,7 @@ class TestTwoLevels:
         monkeypatch.setattr("pipes.loader2.loader._rank", lambda: (0, 1))
         other = {**state, "streams": {str(number): state["streams"]["1"] for number in range(4)}}
         with pytest.raises(StateError, match=r"split by rank and by worker apart.*saved by 2 ranks, not 1"):
-            loader_of(graph).load_state_dict(other)
+            loader_of(graph).load_state_dict(sealed(other))
 
 
 class TestGlobalBatches:

@@ -97,5 +97,5 @@ def test_the_length_of_each_shard_is_exact(size: int, count: int) -> None:
 
 def test_a_damaged_count_is_refused() -> None:
     pipe = numbers(9).sharding_filter()
-    with pytest.raises(StateError, match="'given' of stage 1:ShardingFilter"):
+    with pytest.raises(StateError, match="'given' of 1:ShardingFilter"):
         start(pipe, {"1:ShardingFilter": {"given": -3}})

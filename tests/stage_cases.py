@@ -1,0 +1,153 @@
+"""One graph, at least, for every public stage, source and format reader; each element carries `PAYLOAD`.
+
+Graphs end in plain data that JSON holds. The key begins with the catalogue and the class: "iter.Batcher".
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from s3_objects import put_objects
+from tars import make_tar
+from user_pipes import Plain, Stateless, Summing
+
+from pipes import IterDataPipe
+from pipes.formats.decode import decode
+from pipes.iter import FileLister, FileOpener, IterableWrapper, MapToIterConverter, S3FileLister
+from pipes.map import SequenceWrapper
+
+PAYLOAD = "payload-7c1e"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the cases find their files and objects."""
+
+    folder: str
+    s3: str
+
+    @classmethod
+    def make(cls, folder: Path, s3: str) -> Places:
+        """Write all that the cases read."""
+        for number in range(3):
+            lines = [f"{PAYLOAD}{number}{line}" for line in range(4)]
+            (folder / f"{number}.txt").write_text("\n".join(lines))
+            (folder / f"{number}.csv").write_text("a,b\n" + "".join(f"{line},x\n" for line in lines))
+            (folder / f"{number}.jsonl").write_text("".join(json.dumps({"a": line}) + "\n" for line in lines))
+            (folder / f"{number}.json").write_text(json.dumps({"a": lines}))
+            packed = make_tar([(f"{number}{place}.{end}", line.encode()) for place, line in enumerate(lines)
+                               for end in ("txt", "a.txt")])  # fmt: skip
+            (folder / f"{number}.tar").write_bytes(gzip.compress(packed) if number == 1 else packed)
+        put_objects(s3, "cases", {f"in/{number}.txt": f"{PAYLOAD}{number}".encode() for number in range(5)})
+        return cls(str(folder), s3)
+
+    def files(self, mask: str, mode: str = "rb") -> IterDataPipe[Any]:
+        return FileLister(self.folder, mask).open_files(mode)
+
+
+Case = Callable[[Places], IterDataPipe[Any]]
+
+
+def texts(count: int = 9) -> IterDataPipe[str]:
+    return IterableWrapper([f"{PAYLOAD}{number}" for number in range(count)])
+
+
+def keyed(count: int = 9) -> SequenceWrapper[str]:
+    return SequenceWrapper([f"{PAYLOAD}{number}" for number in range(count)])
+
+
+def draw(element: Any, rng: np.random.Generator) -> tuple[Any, float]:
+    return element, rng.random()
+
+
+def read(element: tuple[str, Any]) -> tuple[str, str]:
+    path, stream = element
+    data = stream.read()
+    return path.rpartition("/")[2], data if isinstance(data, str) else data.decode()
+
+
+def samples(at: Places) -> IterDataPipe[Any]:
+    return at.files("*.tar").load_from_tar().webdataset().map(decode)  # type: ignore[no-any-return]
+
+
+def _forked(at: Places) -> IterDataPipe[Any]:
+    left, right = texts().shuffle(4).fork(2)
+    return left.shuffle(3).zip(right)
+
+
+def _demuxed(at: Places) -> IterDataPipe[Any]:
+    even, odd = texts(12).shuffle(4).demux(2, lambda text: int(text[-1]) % 2)
+    return even.shuffle(2).concat(odd)
+
+
+CASES: dict[str, Case] = {
+    "iter.Batcher": lambda at: texts(11).shuffle(4).batch(3),
+    "iter.CSVDictParser": lambda at: at.files("*.csv").parse_csv_as_dict(),
+    "iter.CSVParser": lambda at: at.files("*.csv").parse_csv(),
+    "iter.Collator": lambda at: texts().map(lambda text: (text, 1.5)).batch(2).collate(),
+    "iter.Concater": lambda at: texts(4).concat(texts(0), texts(5).shuffle(3)),
+    "iter.Cycler": lambda at: texts(4).shuffle(3).cycle(3),
+    "iter.Demultiplexer": _demuxed,
+    "iter.Enumerator": lambda at: texts().enumerate(3),
+    "iter.FileLister": lambda at: FileLister(at.folder, "*.csv").map(lambda path: path + PAYLOAD),
+    "iter.FileLister of a pipe": lambda at: (
+        IterableWrapper([at.folder, at.folder]).list_files("*.csv").map(lambda path: path + PAYLOAD)
+    ),
+    "iter.FileOpener": lambda at: FileOpener([f"{at.folder}/{n}.txt" for n in range(3)], "r").map(read),
+    "iter.Filter": lambda at: texts(12).filter(lambda text: int(text[-1]) % 3 > 0),
+    "iter.FlatMapper": lambda at: texts(6).flatmap(lambda text: [text] * (int(text[-1]) % 3)),
+    "iter.Forker": _forked,
+    "iter.Header": lambda at: texts().shuffle(3).header(5),
+    "iter.IterableWrapper": lambda at: texts(),
+    "iter.IterableWrapper of what is no list": lambda at: IterableWrapper({f"{PAYLOAD}{n}": n for n in range(5)}),
+    "iter.JsonLinesParser": lambda at: at.files("*.jsonl").parse_jsonl(),
+    "iter.JsonParser": lambda at: at.files("*.json").parse_json_files(),
+    "iter.LineReader": lambda at: at.files("*.txt").readlines(decode=True),
+    "iter.LineReader of text": lambda at: at.files("*.txt", "r").readlines(),
+    "iter.MapToIterConverter": lambda at: MapToIterConverter(keyed(), [3, 1, 1, 8]),
+    "iter.Mapper": lambda at: texts().map(lambda text: text + "x"),
+    "iter.Mapper with rng": lambda at: texts().map(draw, rng=True).shuffle(4),
+    "iter.Multiplexer": lambda at: texts(7).shuffle(3).mux(texts(5)),
+    "iter.S3FileLister": lambda at: S3FileLister("s3://cases/in/", endpoint_url=at.s3).map(lambda url: url + PAYLOAD),
+    "iter.S3FileLoader": lambda at: (
+        S3FileLister("s3://cases/in/", endpoint_url=at.s3).shuffle(3).load_files_by_s3(endpoint_url=at.s3).map(read)
+    ),
+    "iter.ShardingFilter": lambda at: texts().shuffle(4).sharding_filter().shuffle(2),
+    "iter.Shuffler": lambda at: texts(20).shuffle(4),
+    "iter.Shuffler twice": lambda at: texts(20).shuffle(6).shuffle(3),
+    "iter.Shuffler switched off": lambda at: texts().shuffle(4).set_shuffle(False),
+    "iter.Skipper": lambda at: texts().shuffle(3).skip(2),
+    "iter.StreamReader": lambda at: at.files("*.txt").read_from_stream(30).map(lambda pair: [pair[1].decode()]),
+    "iter.TarArchiveLoader": lambda at: at.files("*.tar").load_from_tar().map(read),
+    "iter.UnBatcher": lambda at: texts().batch(4).unbatch(),
+    "iter.WebDataset": lambda at: samples(at).shuffle(3),
+    "iter.Zipper": lambda at: texts().shuffle(3).zip(texts(7)),
+    "map.Batcher": lambda at: keyed().batch(2).to_iter_datapipe(),
+    "map.Concater": lambda at: keyed(4).concat(keyed(3)).to_iter_datapipe(),
+    "map.Mapper": lambda at: keyed().map(lambda text: text + "x").to_iter_datapipe(),
+    "map.SequenceWrapper": lambda at: keyed().to_iter_datapipe(),
+    "map.Shuffler": lambda at: keyed().shuffle(),
+    "map.Zipper": lambda at: keyed().zip(keyed()).to_iter_datapipe(),
+    "users.Plain": lambda at: texts(5).then(Twice).shuffle(2),
+    "users.Stateless": lambda at: texts().shuffle(3).then(Stateless),
+    "users.Summing": lambda at: texts().shuffle(3).map(len).enumerate().map(lambda pair: pair[0]).then(Summing).map(
+        lambda pair: [PAYLOAD, *pair]
+    ),
+    "everything": lambda at: (
+        FileLister(at.folder, "*.txt").shuffle(2).sharding_filter().open_files("rb").readlines(decode=True)
+        .flatmap(lambda pair: [pair[1], pair[1] + "y"]).shuffle(5).map(draw, rng=True).batch(2)
+    ),
+}  # fmt: skip
+
+
+class Twice(Plain):
+    def __iter__(self) -> Any:
+        for text in self.source:
+            yield text
+            yield text + "again"
