@@ -175,7 +175,32 @@ class WorkerError(PipesError, RuntimeError):
 
 
 class WorkerDiedError(WorkerError):
-    """A worker process ended by itself."""
+    """A worker process ended by itself.
+
+    `worker` is its number and `pid` its process; `signal` or `exit_code` say how it ended and `reason` why, as far as
+    that tells. `stream` and `output` (from 0) are what it made then, -1 if nothing; `stage` and `element` (a short
+    repr) are "" unless an earlier death at the same output made them known. `restarts` counts those in the epoch.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        worker: int = -1,
+        pid: int = 0,
+        signal: int | None = None,
+        exit_code: int | None = None,
+        reason: str = "",
+        stream: int = -1,
+        output: int = -1,
+        stage: str = "",
+        element: str = "",
+        restarts: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.worker, self.pid, self.signal, self.exit_code, self.reason = worker, pid, signal, exit_code, reason
+        self.stream, self.output, self.stage, self.element = stream, output, stage, element
+        self.restarts = restarts
 
 
 class WorkerTimeoutError(WorkerError, TimeoutError):

@@ -175,7 +175,7 @@ class Context:
 
     def again(self, last: Node, *rounds: int) -> Context:
         """Return a context in which `last` and all upstream of it runs afresh within this epoch."""
-        child = Context.__new__(Context)
+        child = Context.__new__(type(self))
         child.__dict__.update(self.__dict__)
         child.last, child.rounds = last, (*self.rounds, *rounds)
         child.runs, child.children, child.at_close = {}, [], []

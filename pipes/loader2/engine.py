@@ -102,6 +102,7 @@ class Engine:
         for worker in self._workers:
             worker.inbox.clear()
             worker.restarts = 0
+            worker.traced = None
             if worker.runs and worker.channel.torn:
                 worker.discard()
             if not worker.runs:
@@ -116,7 +117,7 @@ class Engine:
             if progress.worker == worker.number
         ]
         credits = max(0, self._settings.prefetch - sum(entry[0] == Kind.BATCH for entry in worker.inbox))
-        message = pickle.dumps((self._iteration, self._plan, states, credits), protocol=5)
+        message = pickle.dumps((self._iteration, self._plan, states, credits, worker.traced), protocol=5)
         worker.channel.post(Kind.EPOCH, [message])
 
     def next(self) -> Any:

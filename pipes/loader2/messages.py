@@ -1,8 +1,10 @@
 """What the main process and a worker say to each other over their channel.
 
 Main to worker
+    PAGE     one descriptor, before all else: where the worker says what it is doing
     SHARE    pickle (key, digest) and a block's descriptor: what all workers read; those that a Job counts come first
-    EPOCH    pickle (iteration, plan, [(stream, state)], credits): drop what you do and run these streams
+    EPOCH    pickle (iteration, plan, [(stream, state)], credits, traced): drop what you do and run these streams;
+             the worker before died at the output `traced`, (stream, number) or None
     CREDIT   (batches, of them sent by this process), then loan numbers: so many more may be sent; these slabs are free
     DEAL     shipped (stream, number, has, element): the answer to NEED; `has` is None when main could not read on
     STOP     end
@@ -32,6 +34,7 @@ class Kind(IntEnum):
     STOP = 3
     DEAL = 4
     SHARE = 5
+    PAGE = 6
     BATCH = 11
     END = 12
     ERROR = 13

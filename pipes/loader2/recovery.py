@@ -17,6 +17,7 @@ from pipes.loader2.process import describe_exit
 from pipes.loader2.progress import Progress
 from pipes.loader2.settings import Settings
 from pipes.loader2.slot import Slot
+from pipes.loader2.whereabouts import Whereabouts
 
 __all__ = ["Death"]
 
@@ -27,7 +28,10 @@ _GRACE = 2.0
 class Death:
     """What is known of a worker that died."""
 
-    what: str
+    pid: int
+    exitcode: int | None
+    reached: str
+    at: Whereabouts
     crash: str
 
     @classmethod
@@ -35,27 +39,56 @@ class Death:
         """Look at the process of `worker`, whose end was seen on its channel."""
         process = worker.process
         process.join(_GRACE)
-        how = describe_exit(process.exitcode)
         crash = process.crash_stack()
         own = [p for p in streams if p.worker == worker.number and not p.ended]
-        where = ", ".join(f"stream {p.stream} after output {p.arrived}" for p in own) or "no open stream"
-        what = f"worker {worker.number} (pid {process.pid}) died: {how}; it ran {where}"
-        return cls(what, f"\n{crash}" if crash else "")
+        reached = ", ".join(f"stream {p.stream} after output {p.arrived}" for p in own) or "no open stream"
+        return cls(process.pid, process.exitcode, reached, worker.page.read(), f"\n{crash}" if crash else "")
 
     def allow_restart(self, worker: Slot, settings: Settings) -> None:
         """Count a restart and warn of it; raises WorkerDiedError when there may be none."""
+        place = self.at.place
+        worker.deaths_there = worker.deaths_there + 1 if place is not None and place == worker.traced else 1
+        worker.traced = place
+        what = (
+            f"worker {worker.number} (pid {self.pid}) died: {describe_exit(self.exitcode)}; it was {self.at}; "
+            f"it ran {self.reached}"
+        )
         if not settings.recover:
-            raise WorkerDiedError(f"{self.what}. on_worker_death='raise' turns recovery off{self.crash}")
+            raise self._error(f"{what}. on_worker_death='raise' turns recovery off{self.crash}", worker)
         if worker.restarts >= settings.max_restarts:
-            raise WorkerDiedError(
-                f"{self.what}. It was restarted {worker.restarts} times in this epoch "
-                f"(max_restarts={settings.max_restarts}); what it dies of is likely in the elements after those "
-                f"named{self.crash}"
+            raise self._error(
+                f"{what}. It was restarted {worker.restarts} times in this epoch (max_restarts="
+                f"{settings.max_restarts}); {self._advice(worker)}{self.crash}",
+                worker,
             )
         worker.restarts += 1
         warnings.warn(
-            f"{self.what}; it is started again from its last snapshot, nothing is lost or doubled "
+            f"{what}; it is started again from its last snapshot, nothing is lost or doubled "
             f"(restart {worker.restarts} of at most {settings.max_restarts} in this epoch){self.crash}",
             RuntimeWarning,
             stacklevel=3,
+        )
+
+    def _advice(self, worker: Slot) -> str:
+        if self.at.place is None:
+            return "mend that, or try num_workers=0, where it is an ordinary error"
+        if worker.deaths_there < 2:
+            return "it died at another place each time, so look at the memory that the workers use"
+        named = "the element" if self.at.element else "an element of the output"
+        return f"it died {worker.deaths_there} times at this one, so mend the stage, or leave out {named} that is named"
+
+    def _error(self, message: str, worker: Slot) -> WorkerDiedError:
+        code = self.exitcode
+        return WorkerDiedError(
+            message,
+            worker=worker.number,
+            pid=self.pid,
+            signal=-code if code is not None and code < 0 else None,
+            exit_code=code if code is not None and code >= 0 else None,
+            reason=describe_exit(code),
+            stream=self.at.stream,
+            output=self.at.output,
+            stage=self.at.stage,
+            element=self.at.element,
+            restarts=worker.restarts,
         )

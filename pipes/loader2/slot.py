@@ -19,6 +19,7 @@ from pipes.loader2.process import WorkerProcess, start_worker
 from pipes.loader2.settings import Settings
 from pipes.loader2.sharing import Sharing
 from pipes.loader2.shipping import ship
+from pipes.loader2.whereabouts import Page, Place
 from pipes.loader2.worker import Job, WorkerInfo, work
 
 __all__ = ["Slot"]
@@ -32,7 +33,11 @@ class Slot:
         self._count = count
         self.generation = -1
         self.restarts = 0
+        # The output (stream, number) that the last process died at, and how many in a row did.
+        self.traced: Place | None = None
+        self.deaths_there = 0
         self.process: WorkerProcess
+        self.page: Page
         self.channel: Channel
         self.receiver: Receiver
         # (kind, stream, generation, parcel or error, snapshot) in the order of arrival
@@ -72,6 +77,8 @@ class Slot:
             number=self.number,
         )
         self.channel = Channel(self.process.sock)
+        self.page, descriptor = Page.create()
+        self.channel.post(Kind.PAGE, [], [descriptor])
         self._copied_before = self.copied
         self.receiver = Receiver(settings.max_held)
         shared.send(self.channel)

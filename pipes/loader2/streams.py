@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,9 +66,9 @@ class Plan:
         """Return the note that says at which output an error came."""
         return f"output {given} of stream {number}, epoch {self.epoch}"
 
-    def context(self, graph: IterDataPipe[Any], number: int) -> Context:
+    def context(self, graph: IterDataPipe[Any], number: int, make: Callable[..., Context] = Context) -> Context:
         """Return a context of stream `number` of the epoch."""
-        return Context(
+        return make(
             graph,
             seed=self.seed,
             epoch=self.epoch,
@@ -151,7 +151,8 @@ def describe(graph: IterDataPipe[Any], plan: Plan, number: int, captures: Captur
 class Stream:
     """Runs stream `number` of an epoch from `start` on.
 
-    `shares` says that others in this process use the global generators between two outputs of this stream.
+    `shares` says that others in this process use the global generators between two outputs of this stream; `make` makes
+    its context.
     """
 
     def __init__(
@@ -162,6 +163,7 @@ class Stream:
         start: StreamState | None = None,
         *,
         shares: bool = False,
+        make: Callable[..., Context] = Context,
     ) -> None:
         start = start or StreamState()
         self.number = number
@@ -171,7 +173,7 @@ class Stream:
         self.drew_above: str | None = None
         self.unit = unit_size(graph)
         self._plan = plan
-        self._context = plan.context(graph, number)
+        self._context = plan.context(graph, number, make)
         self.seeded = calls_user(self._context.nodes)
         # Where the draws of a unit of several outputs go on.
         self._generators: GlobalGenerators | None = None

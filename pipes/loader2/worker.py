@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pipes.datapipe import IterDataPipe
@@ -39,6 +40,8 @@ from pipes.loader2.sharing import receive, with_listings
 from pipes.loader2.shipping import unship
 from pipes.loader2.slabs import SlabPool
 from pipes.loader2.streams import Plan, Stream, StreamState, collates_last
+from pipes.loader2.whereabouts import Page, Phase, Place, TracedContext, Tracing
+from pipes.run import Context
 from pipes.sources.listing import Listing
 from pipes.stages import collating
 
@@ -73,9 +76,10 @@ def work(number: int, sock: socket.socket, payload: bytes) -> None:
     channel = Channel(sock)
     try:
         try:
+            page = Page(channel.recv().fds[0])
             fault_points.reach("at the start")
             job: Job = unship(payload)
-            worker = _Worker(channel, job)
+            worker = _Worker(channel, job, page)
         except BaseException as error:
             channel.send(Kind.ERROR, [EVENT_HEAD.pack(FATAL, 0, 0), pack_error(error, number)])
             return
@@ -87,19 +91,21 @@ def work(number: int, sock: socket.socket, payload: bytes) -> None:
 
 
 class _Worker:
-    def __init__(self, channel: Channel, job: Job) -> None:
-        self._channel, self._job = channel, job
+    def __init__(self, channel: Channel, job: Job, page: Page) -> None:
+        self._channel, self._job, self._page = channel, job, page
         self._number = job.info.worker_id
         self._sending = threading.Lock()
         self._notes: deque[tuple[Kind, bytes]] = deque()
         install_forwarding(self._note, self._number)
         self._pool = SlabPool(job.generation)
+        page.move(Phase.UNPICKLING)
         fault_points.reach("before the graph is unpickled")
         self._listings: dict[str, Listing] = {}
         for _ in range(job.shared):
             receive(channel.recv(), self._listings)
         graph = unship(job.graph)
         fault_points.reach("after the graph is unpickled")
+        page.move(Phase.INIT_FN)
         self._graph: IterDataPipe[Any] = graph if job.init_fn is None else job.init_fn(graph, job.info)
         self._iteration = FATAL
         self._streams: dict[int, Stream] = {}
@@ -117,6 +123,7 @@ class _Worker:
         channel = self._channel
         while True:
             if not self._may_produce():
+                self._page.move(Phase.WAITING)
                 self._handle(channel.recv())
             # All that is there: a credit that is read late has the worker fill one slab more than it needs.
             for message in channel.feed():
@@ -152,13 +159,17 @@ class _Worker:
             self._stopped = True
         fault_points.reach("after handling", kind)
 
-    def _begin(self, iteration: int, plan: Plan, states: list[tuple[int, StreamState]], credits: int) -> None:
+    def _begin(
+        self, iteration: int, plan: Plan, states: list[tuple[int, StreamState]], credits: int, traced: Place | None
+    ) -> None:
         self._drop_streams()
         self._iteration, self._credits = iteration, credits
         self._sizes.clear()
         self._dealt.clear()
         self._snapshots.clear()
         self._plan, self._states = with_listings(plan, self._listings), dict(states)
+        self._traced = traced
+        self._tracing: Tracing | None = None
         self._epoch_graph: IterDataPipe[Any] | None = None
         self._collates_last = False
         self._turns = RoundRobin(
@@ -175,10 +186,16 @@ class _Worker:
         """Return the running stream, opened at its first turn: what it raises then is its error."""
         if number not in self._streams:
             if self._epoch_graph is None:
+                self._page.move(Phase.RESET_FN)
                 self._epoch_graph = self._reset_graph()
                 self._collates_last = collates_last(self._epoch_graph)
+            self._page.move(Phase.OUTPUT, number, self._states[number].given)
+            make: Callable[..., Context] = Context
+            if self._traced is not None and self._traced[0] == number:
+                self._tracing = Tracing(self._page)
+                make = partial(TracedContext, self._tracing)
             self._streams[number] = Stream(
-                self._epoch_graph, self._plan, number, self._states[number], shares=len(self._states) > 1
+                self._epoch_graph, self._plan, number, self._states[number], shares=len(self._states) > 1, make=make
             )
             self._snapshots[number] = (self._streams[number].given, time.monotonic())
         return self._streams[number]
@@ -197,6 +214,7 @@ class _Worker:
         try:
             stream = self._stream(number)
             given = stream.given
+            self._page.move(Phase.OUTPUT, number, given)
             fault_points.reach("before the output")
             try:
                 with collating_into(self._pool) if self._collates_last else nullcontext():
@@ -205,7 +223,10 @@ class _Worker:
                 self._turns.end()
                 self._send(Kind.END, [EVENT_HEAD.pack(self._iteration, number, given)])
                 return
+            self._page.move(Phase.SENDING, number, given)
             fault_points.reach("after the output")
+            if self._tracing is not None and (number, given) == self._traced:
+                self._tracing.on, self._tracing = False, None
             self._tell_of_draws(stream)
             snapshot = self._snapshot_of(stream)
             packed = self._packed(output, stream)

@@ -19,7 +19,9 @@ from pipes.loader2.messages import BATCH_HEAD, CREDIT_HEAD, EVENT_HEAD, FATAL, K
 from pipes.loader2.packing import Receiver
 from pipes.loader2.remote_error import unpack_error
 from pipes.loader2.shipping import ship
+from pipes.loader2.slabs import create_segment
 from pipes.loader2.streams import Plan, StreamState
+from pipes.loader2.whereabouts import Page
 from pipes.loader2.worker import Job, WorkerInfo, _Worker
 
 PATIENCE = 20.0
@@ -34,8 +36,15 @@ class Main:
         monkeypatch.setattr("pipes.stages.collating._stack", lambda samples: samples)
         monkeypatch.setattr("pipes.loader2.dealing.DealtSource.fetch", None, raising=False)
         self.channel, theirs = Channel.pair()
-        settings = {"generation": 0, "max_bytes": 1 << 30, "snapshot_every": 4, "snapshot_seconds": 1e9, **job}
-        worker = _Worker(theirs, Job(ship(graph), WorkerInfo(1, 0), **settings))
+        settings = {
+            "generation": 0,
+            "max_bytes": 1 << 30,
+            "shared": 0,
+            "snapshot_every": 4,
+            "snapshot_seconds": 1e9,
+            **job,
+        }
+        worker = _Worker(theirs, Job(ship(graph), WorkerInfo(1, 0), **settings), Page(create_segment(4096)))
         self.receiver = Receiver(8)
 
         def serve() -> None:
@@ -48,7 +57,7 @@ class Main:
 
     def begin(self, states: dict[int, StreamState], credits: int, iteration: int = 1, streams: int = 2) -> None:
         plan = Plan(seed=1, epoch=0, streams=streams)
-        self.channel.send(Kind.EPOCH, [pickle.dumps((iteration, plan, list(states.items()), credits))])
+        self.channel.send(Kind.EPOCH, [pickle.dumps((iteration, plan, list(states.items()), credits, None))])
 
     def credit(self, batches: int, own: int = 0) -> None:
         self.channel.send(Kind.CREDIT, [CREDIT_HEAD.pack(batches, own), self.receiver.returned()])
