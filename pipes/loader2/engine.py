@@ -2,7 +2,7 @@
 
 Contract
 - Success. `next()` gives the outputs of this rank's streams in the order of `RoundRobin`, whichever worker runs them,
-  and raises StopIteration at the end. Every output comes once.
+  or with in_order=False as they arrive, and raises StopIteration at the end. Every output comes once.
 - Back-pressure. A worker holds at most `prefetch` outputs that main has not given to the user, and no further one
   while those hold more than its part of `max_bytes_in_flight`, unless it holds none.
 - Failure. An error of a stream is raised at its place in the order; then the epoch is over and the next can be begun.
@@ -10,6 +10,7 @@ Contract
   says so; after `max_restarts` of one worker in an epoch, or with on_worker_death="raise", WorkerDiedError is raised
   instead. The next epoch starts what is missing.
   With `timeout`, no output for that many seconds raises WorkerTimeoutError with the worker's Python stack.
+- Pause. After `pause()` the workers end what they are making and begin nothing until `resume()`, or the next epoch.
 - Stop. `close()` is bounded (2 s for workers to end by themselves, then they are killed), may be called twice and from
   any thread, and leaves no process, descriptor or shared memory but for batches that the user still holds. Ctrl-C that
   comes meanwhile is raised when that is done.
@@ -21,6 +22,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from pipes.datapipe import IterDataPipe
@@ -28,9 +30,9 @@ from pipes.errors import ChannelClosed, WorkerDiedError, WorkerTimeoutError
 from pipes.loader2 import channel as channels
 from pipes.loader2.channel import Message
 from pipes.loader2.dealing import Dealer, Exhausted, positions_of
+from pipes.loader2.delivery import AsReady, Delivery, InOrder
 from pipes.loader2.forwarding import replay_log, replay_warning
 from pipes.loader2.interrupts import held
-from pipes.loader2.merge import RoundRobin
 from pipes.loader2.messages import BATCH_HEAD, CREDIT_HEAD, EVENT_HEAD, FATAL, Kind
 from pipes.loader2.progress import Progress
 from pipes.loader2.recovery import Death
@@ -38,7 +40,7 @@ from pipes.loader2.remote_error import unpack_error
 from pipes.loader2.settings import Settings
 from pipes.loader2.sharing import Sharing, with_listings
 from pipes.loader2.shipping import ship
-from pipes.loader2.slot import Slot
+from pipes.loader2.slot import Counts, Slot
 from pipes.loader2.streams import Plan, StreamState
 
 __all__ = ["Engine"]
@@ -55,15 +57,13 @@ class Engine:
         self._iteration = 0
         self._plan: Plan | None = None
         self._streams: dict[int, Progress] = {}
-        self._turns = RoundRobin({})
+        self._delivery: Delivery = InOrder()
         self._dealer: Dealer | None = None
         self._deal_errors: dict[int, Exception] = {}
         self._closed = False
         # The thread that is inside `next`.
         self._reader: int | None = None
         self.drew_above: str | None = None
-        self.waited = 0.0
-        self.batches = self.nbytes = self.restarts = 0
         self._budget = max(1, settings.max_bytes_in_flight // workers)
         self._workers = [Slot(number, workers) for number in range(workers)]
         try:
@@ -74,14 +74,19 @@ class Engine:
             raise
 
     @property
-    def copied(self) -> int:
-        """Batches that were copied because the user holds many."""
-        return sum(worker.copied for worker in self._workers)
+    def inner(self) -> IterDataPipe[Any]:
+        """What the loader's iterator forwards unknown attributes to."""
+        return self._graph
 
     @property
-    def pids(self) -> list[int]:
-        """The process ids of the workers, by number."""
-        return [worker.process.pid for worker in self._workers]
+    def batches(self) -> int:
+        """The outputs given to the user since the engine was made."""
+        return sum(worker.batches for worker in self._workers)
+
+    @property
+    def counts(self) -> list[Counts]:
+        """What each worker gave and took, by its number."""
+        return [worker.counts for worker in self._workers]
 
     def begin(self, plan: Plan, states: dict[int, StreamState], dealer: Dealer | None) -> None:
         """Begin an epoch: run the streams `states`, by number, each from its state; drops the epoch before."""
@@ -95,14 +100,10 @@ class Engine:
             stream: Progress(stream, place % count, state)
             for place, (stream, state) in enumerate(sorted(states.items()))
         }
-        self._turns = RoundRobin(
-            {stream: state.given for stream, state in states.items()},
-            [stream for stream, state in states.items() if state.ended],
-        )
+        order = InOrder if self._settings.in_order else AsReady
+        self._delivery = order(self._streams.values(), self._workers)
         for worker in self._workers:
-            worker.inbox.clear()
-            worker.restarts = 0
-            worker.traced = None
+            worker.begin_epoch()
             if worker.runs and worker.channel.torn:
                 worker.discard()
             if not worker.runs:
@@ -130,61 +131,57 @@ class Engine:
 
     def _next(self) -> Any:
         while True:
-            stream = self._turns.turn()
-            if stream is None:
+            awaited = self._delivery.awaited()
+            if not awaited:
                 raise StopIteration
+            worker = _first_with_something(awaited) or self._wait_for(awaited)
+            kind, stream, generation, content, snapshot = worker.inbox.popleft()
             progress = self._streams[stream]
-            worker = self._workers[progress.worker]
-            if not worker.inbox:
-                self._wait_for(worker)
-                continue
-            kind, source, generation, content, snapshot = worker.inbox.popleft()
-            assert source == stream, f"worker {worker.number} sent stream {source} in the turn of stream {stream}"
             if kind == Kind.BATCH:
                 return self._deliver(worker, progress, generation, content, snapshot)
             if kind == Kind.END:
                 progress.ended = True
-                self._turns.end()
+                self._delivery.end(stream)
                 continue
-            self._turns = RoundRobin({})
+            self._delivery = InOrder()
             raise self._deal_errors.get(stream) or unpack_error(content)
 
     def _deliver(self, worker: Slot, progress: Progress, generation: int, parcel: Any, snapshot: bytes) -> Any:
-        self.nbytes += parcel.nbytes
+        worker.nbytes += parcel.nbytes
         output = parcel.unpack()
-        self.batches += 1
+        worker.batches += 1
         progress.given += 1
         if snapshot:
             progress.given_snapshot = pickle.loads(snapshot)
-        self._turns.advance()
+        self._delivery.advance(progress.stream)
         own = 1 if generation == worker.generation else 0
         worker.channel.post(Kind.CREDIT, [CREDIT_HEAD.pack(1, own), worker.receiver.returned()])
         return output
 
-    def _wait_for(self, worker: Slot) -> None:
-        """Take in what arrives until something of `worker` is there."""
-        self._take_in(worker)
-        if worker.inbox:
-            return
-        # Now, not with the next output: two slabs filled in turn stay in the worker's cache better than three.
-        self._give_back(worker)
+    def _wait_for(self, awaited: Sequence[Slot]) -> Slot:
+        """Take in what arrives until something of one of the workers `awaited` is there; return that worker."""
+        for worker in awaited:
+            self._take_in(worker)
+        if (found := _first_with_something(awaited)) is not None:
+            return found
+        for worker in awaited:
+            # Now, not with the next output: two slabs filled in turn stay in the worker's cache better than three.
+            self._give_back(worker)
         started = time.perf_counter()
         timeout = self._settings.timeout
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            while not worker.inbox:
+            while (found := _first_with_something(awaited)) is None:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise WorkerTimeoutError(_stuck(awaited, self._settings.timeout))
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 ready = channels.wait([each.channel for each in self._workers if each.runs], timeout=left)
                 for each in self._workers:
                     if each.runs and each.channel in ready:
                         self._take_in(each)
-                if deadline is not None and time.monotonic() >= deadline and not worker.inbox:
-                    raise WorkerTimeoutError(
-                        f"worker {worker.number} (pid {worker.process.pid}) gave no output within timeout={timeout:g} "
-                        f"s; raise the timeout, or see where it is stuck:\n{worker.process.stack()}"
-                    )
+            return found
         finally:
-            self.waited += time.perf_counter() - started
+            (found or awaited[0]).waited += time.perf_counter() - started
 
     def _give_back(self, worker: Slot) -> None:
         returned = worker.receiver.returned()
@@ -284,14 +281,23 @@ class Engine:
         try:
             death.allow_restart(worker, self._settings)
         except WorkerDiedError:
-            self._turns = RoundRobin({})
+            self._delivery = InOrder()
             raise
-        self.restarts += 1
         self._start(worker)
         self._send_epoch(worker)
 
     def _start(self, worker: Slot) -> None:
         worker.start(self._settings, self._shared, self._budget)
+
+    def pause(self) -> None:
+        """Let the workers begin nothing until `resume`."""
+        for worker in self._workers:
+            worker.channel.post(Kind.PAUSE)
+
+    def resume(self) -> None:
+        """Let the workers go on."""
+        for worker in self._workers:
+            worker.channel.post(Kind.RESUME)
 
     def states(self) -> dict[int, StreamState]:
         """Return where each stream stands, by its number."""
@@ -309,7 +315,7 @@ class Engine:
             if self._closed:
                 return
             self._closed = True
-            self._turns = RoundRobin({})
+            self._delivery = InOrder()
             started = [worker for worker in self._workers if worker.runs]
             if self._reader not in (None, threading.get_ident()):
                 self._interrupt(started)
@@ -343,3 +349,18 @@ class Engine:
         deadline = time.monotonic() + _GRACE
         while self._reader is not None and time.monotonic() < deadline:
             time.sleep(0.001)
+
+
+def _first_with_something(workers: Sequence[Slot]) -> Slot | None:
+    for worker in workers:
+        if worker.inbox:
+            return worker
+    return None
+
+
+def _stuck(workers: Sequence[Slot], timeout: float | None) -> str:
+    names = " and ".join(f"worker {worker.number} (pid {worker.process.pid})" for worker in workers)
+    stacks = "\n".join(f"worker {worker.number}:\n{worker.process.stack()}" for worker in workers)
+    return (
+        f"{names} gave no output within timeout={timeout:g} s; raise the timeout, or see where it is stuck:\n{stacks}"
+    )

@@ -14,6 +14,7 @@ from pipes.loader2.dealing import Dealer, DealtSource
 from pipes.loader2.merge import RoundRobin
 from pipes.loader2.random import seeds_of
 from pipes.loader2.sharing import list_once, with_listings
+from pipes.loader2.slot import Counts
 from pipes.loader2.streams import Plan, Stream, StreamState, calls_user, describe
 from pipes.loader2.worker import WorkerInfo
 from pipes.run import walk
@@ -35,9 +36,13 @@ class InProcessEngine:
         self._turns = RoundRobin({})
         self._dealer: Dealer | None = None
         self.drew_above: str | None = None
-        self.waited = 0.0
-        self.batches = self.nbytes = self.restarts = self.copied = 0
-        self.pids: list[int] = []
+        self.batches = 0
+        self.counts: list[Counts] = []
+
+    @property
+    def inner(self) -> IterDataPipe[Any]:
+        """What the loader's iterator forwards unknown attributes to."""
+        return self._initial
 
     def begin(self, plan: Plan, states: dict[int, StreamState], dealer: Dealer | None) -> None:
         """Begin an epoch: run the streams `states`, by number, each from its state; drops the epoch before."""
@@ -102,6 +107,11 @@ class InProcessEngine:
                 states[number] = StreamState(describe(self._graph, self._plan, number, captures), at, stream.given)
         return states
 
+    def pause(self) -> None:
+        """Nothing runs between two calls of `next`."""
+
+    resume = pause
+
     def close(self) -> None:
         """Close every file and iterator of the epoch."""
         self._turns = RoundRobin({})
@@ -121,12 +131,12 @@ class ServiceEngine:
 
     def __init__(self, service: Any, graph: IterDataPipe[Any]) -> None:
         self._service = service
-        self._initial = service.initialize(graph)
+        #: What the loader's iterator forwards unknown attributes to.
+        self.inner = self._initial = service.initialize(graph)
         self._engine: InProcessEngine | None = None
         self._open = self._closed = False
-        self.waited = 0.0
-        self.batches = self.nbytes = self.restarts = self.copied = 0
-        self.pids: list[int] = []
+        self.batches = 0
+        self.counts: list[Counts] = []
 
     @property
     def drew_above(self) -> str | None:
@@ -138,8 +148,8 @@ class ServiceEngine:
         self._finish()
         self._open = True
         adapt = self._service.initialize_iteration(seeds_of(plan.seed, plan.epoch))
-        adapted = self._initial if adapt is None else adapt(self._initial)
-        self._engine = InProcessEngine(as_pipe(adapted))
+        self.inner = self._initial if adapt is None else adapt(self._initial)
+        self._engine = InProcessEngine(as_pipe(self.inner))
         self._engine.begin(plan, states, dealer)
 
     def next(self) -> Any:
@@ -158,6 +168,14 @@ class ServiceEngine:
         """Return where each stream stands, by its number."""
         return {} if self._engine is None else self._engine.states()
 
+    def pause(self) -> None:
+        """Call the service's own hook, when it has one."""
+        getattr(self._service, "_pause", _nothing)()
+
+    def resume(self) -> None:
+        """Call the service's own hook, when it has one."""
+        getattr(self._service, "_resume", _nothing)()
+
     def _finalize_iteration(self) -> None:
         if self._open:
             self._open = False
@@ -175,3 +193,7 @@ class ServiceEngine:
         if not self._closed:
             self._closed = True
             self._service.finalize()
+
+
+def _nothing() -> None:
+    pass

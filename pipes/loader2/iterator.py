@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from pipes.datapipe import IterDataPipe
 from pipes.errors import StaleIteratorError
 from pipes.loader2.dealing import Dealer
+from pipes.loader2.slot import Counts
 from pipes.loader2.streams import Plan, StreamState
 
 if TYPE_CHECKING:
@@ -20,19 +22,18 @@ T = TypeVar("T")
 class Runner(Protocol):
     """What runs the graph: workers, this process, or a user's service."""
 
-    waited: float
-    batches: int
-    nbytes: int
-    restarts: int
-
     @property
     def drew_above(self) -> str | None: ...
     @property
-    def copied(self) -> int: ...
+    def inner(self) -> Any: ...
     @property
-    def pids(self) -> list[int]: ...
+    def batches(self) -> int: ...
+    @property
+    def counts(self) -> list[Counts]: ...
     def begin(self, plan: Plan, states: dict[int, StreamState], dealer: Dealer | None) -> None: ...
     def next(self) -> Any: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
     def states(self) -> dict[int, StreamState]: ...
     def close(self) -> None: ...
 
@@ -48,14 +49,21 @@ class DataLoader2Iterator(Iterator[T], Generic[T]):
         # None after an error: the traceback, which notebooks keep, must not keep the loader and its workers.
         self._loader: DataLoader2[T] | None = loader
         self._runner = runner
-        self.ended = False
+        self.ended = self._paused = False
+        self._limit: int | None = None
+        self._left: int | None = None
         self._over: BaseException | None = None
 
     def __next__(self) -> T:
         if self._over is not None:
             raise self._over
-        if self.ended:
+        if self.ended or self._paused:
             raise StopIteration
+        if self._left is not None:
+            if self._left == 0:
+                self.pause()
+                raise StopIteration
+            self._left -= 1
         assert self._loader is not None
         self._loader._advanced = True
         try:
@@ -74,6 +82,52 @@ class DataLoader2Iterator(Iterator[T], Generic[T]):
             self._over = failed
             raise
         return output
+
+    @property
+    def paused(self) -> bool:
+        """Whether `next` ends, until `resume`, because of `pause` or `limit`."""
+        return self._paused
+
+    def pause(self) -> None:
+        """End the iteration until `resume` goes on in the same epoch; the workers finish what they make and rest.
+
+        A loader's state saved meanwhile is that after the last output given, as always. `iter(loader)` begins the next
+        epoch instead.
+        """
+        self._check()
+        if not self._paused and not self.ended:
+            self._paused = True
+            self._runner.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause`, or with the next outputs after `limit`, in the same epoch."""
+        self._check()
+        self._left = self._limit
+        if self._paused:
+            self._paused = False
+            self._runner.resume()
+
+    def limit(self, num_batches: int | None) -> None:
+        """Pause after `num_batches` further outputs, and after as many again at each `resume`; None ends that.
+
+        Asking for one more raises StopIteration and pauses. Raises ValueError for a number below 1.
+        """
+        self._check()
+        if num_batches is not None and num_batches < 1:
+            raise ValueError(f"limit takes a number of outputs of at least 1, or None, not {num_batches}")
+        self._limit = self._left = num_batches
+
+    def _check(self) -> None:
+        if self._over is not None:
+            raise self._over
+
+    def __getattr__(self, name: str) -> Any:
+        # As in torchdata: what an iterator of the graph, or of a service's own object, has beyond these methods.
+        if not name.startswith("_"):
+            inner = self._runner.inner
+            if not (isinstance(inner, IterDataPipe) and hasattr(IterDataPipe, name)):
+                return getattr(inner, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def replace(self, why: str) -> None:
         """Make every further use say that the iterator is no longer valid."""

@@ -7,6 +7,8 @@ Main to worker
              the worker before died at the output `traced`, (stream, number) or None
     CREDIT   (batches, of them sent by this process), then loan numbers: so many more may be sent; these slabs are free
     DEAL     shipped (stream, number, has, element): the answer to NEED; `has` is None when main could not read on
+    PAUSE    begin no output until RESUME, or the next EPOCH
+    RESUME   go on
     STOP     end
 
 Worker to main
@@ -35,6 +37,8 @@ class Kind(IntEnum):
     DEAL = 4
     SHARE = 5
     PAGE = 6
+    PAUSE = 7
+    RESUME = 8
     BATCH = 11
     END = 12
     ERROR = 13

@@ -5,10 +5,12 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from multiprocessing.context import BaseContext
 from typing import Any, get_args
 
 from pipes.datapipe import IterDataPipe
-from pipes.errors import UnpicklableStageError
+from pipes.errors import GraphError, UnpicklableStageError
+from pipes.loader2.dealing import DealtSource
 from pipes.loader2.engine import Engine
 from pipes.loader2.in_process import InProcessEngine
 from pipes.loader2.process import Method
@@ -103,13 +105,16 @@ class MultiProcessingReadingService:
     Arguments beyond torchdata's:
     - `prefetch`: outputs that each worker works ahead (default 4). torchdata's `worker_prefetch_cnt` and
       `main_prefetch_cnt` set it, when given, to their larger one.
+    - `in_order`: False gives whatever a worker has ready, so that a slow element holds up its own worker alone. Each
+      output still comes once, also across deaths and resumes; their order is not promised. As torch's DataLoader. Not
+      for sources that can be read only once.
     - `max_bytes_in_flight`: bytes that all workers together work ahead; one output a worker is always allowed.
     - `max_held`: shared-memory blocks of one worker that kept batches may hold before further batches are copied.
     - `timeout`: seconds without an output after which `next` raises WorkerTimeoutError with the worker's Python stack.
     - `on_worker_death`: "restart" goes on exactly where a dead worker was, "raise" raises WorkerDiedError.
     - `max_restarts`: restarts of one worker in one epoch.
     - `snapshot_every`: outputs of a stream between two snapshots; a resume or restart draws at most so many again.
-    `multiprocessing_context` is "forkserver" (the default), "spawn" or "fork".
+    `multiprocessing_context` is "forkserver" (the default), "spawn" or "fork", or a context of multiprocessing.
 
     >>> from pipes.iter import IterableWrapper
     >>> from pipes.loader2 import DataLoader2
@@ -122,13 +127,14 @@ class MultiProcessingReadingService:
     def __init__(
         self,
         num_workers: int = 0,
-        multiprocessing_context: str | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
         worker_prefetch_cnt: int | None = None,
         main_prefetch_cnt: int | None = None,
         worker_init_fn: Callable[[Any, WorkerInfo], Any] | None = None,
         worker_reset_fn: Callable[[Any, WorkerInfo, Any], Any] | None = None,
         *,
         prefetch: int | None = None,
+        in_order: bool = True,
         max_bytes_in_flight: int = 1 << 30,
         max_held: int | None = None,
         timeout: float | None = None,
@@ -138,6 +144,8 @@ class MultiProcessingReadingService:
     ) -> None:
         if num_workers < 0:
             raise ValueError(f"num_workers must be 0 or more, not {num_workers}")
+        if isinstance(multiprocessing_context, BaseContext):
+            multiprocessing_context = multiprocessing_context.get_start_method()
         if multiprocessing_context is not None and multiprocessing_context not in get_args(Method):
             raise ValueError(
                 f"multiprocessing_context must be one of {', '.join(get_args(Method))}, not {multiprocessing_context!r}"
@@ -158,6 +166,7 @@ class MultiProcessingReadingService:
             num_workers=num_workers,
             method=multiprocessing_context or "forkserver",  # type: ignore[arg-type]
             prefetch=self.prefetch,
+            in_order=in_order,
             max_bytes_in_flight=max_bytes_in_flight,
             max_held=max_held if max_held is not None else 2 * self.prefetch + 8,
             snapshot_every=snapshot_every,
@@ -174,9 +183,18 @@ class MultiProcessingReadingService:
         return self._settings.init_fn is not None or self._settings.reset_fn is not None
 
     def check(self, graph: IterDataPipe[Any]) -> None:
-        """Raise UnpicklableStageError, naming stage and attribute, when the graph cannot travel to a worker."""
+        """Raise UnpicklableStageError, naming stage and attribute, when the graph cannot travel to a worker.
+
+        Raises GraphError for in_order=False over a source that the main process reads and deals.
+        """
         if self.num_workers == 0:
             return
+        if not self._settings.in_order and any(isinstance(node, DealtSource) for node in walk(graph)):
+            raise GraphError(
+                "in_order=False cannot be had for a source that can be read only once, such as a generator: main reads "
+                "it and deals its elements, and those of a slow worker would pile up. Wrap a list, or a class whose "
+                "__iter__ starts afresh"
+            )
         graph = without_long_lists(graph)
         try:
             ship(graph)

@@ -17,6 +17,7 @@ class Settings:
     num_workers: int
     method: Method
     prefetch: int
+    in_order: bool
     max_bytes_in_flight: int
     max_held: int
     snapshot_every: int

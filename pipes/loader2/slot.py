@@ -9,6 +9,7 @@ Contract
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,19 @@ from pipes.loader2.shipping import ship
 from pipes.loader2.whereabouts import Page, Place
 from pipes.loader2.worker import Job, WorkerInfo, work
 
-__all__ = ["Slot"]
+__all__ = ["Counts", "Slot"]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What one worker gave since the loader was made, and what it cost."""
+
+    pid: int
+    batches: int
+    bytes: int
+    copied_batches: int
+    restarts: int
+    seconds_waited: float
 
 
 class Slot:
@@ -43,7 +56,9 @@ class Slot:
         # (kind, stream, generation, parcel or error, snapshot) in the order of arrival
         self.inbox: deque[tuple[Kind, int, int, Any, bytes]] = deque()
         self.fatal: BaseException | None = None
-        self._copied_before = 0
+        self.batches = self.nbytes = 0
+        self.waited = 0.0
+        self._restarts_before = self._copied_before = 0
 
     @property
     def runs(self) -> bool:
@@ -51,9 +66,21 @@ class Slot:
         return hasattr(self, "channel") and not self.channel.closed
 
     @property
-    def copied(self) -> int:
-        """Batches that were copied because the user holds many."""
+    def _copied(self) -> int:
         return self._copied_before + (self.receiver.copied_batches if hasattr(self, "receiver") else 0)
+
+    @property
+    def counts(self) -> Counts:
+        """The counts over all epochs and processes of this place."""
+        restarts = self._restarts_before + self.restarts
+        return Counts(self.process.pid, self.batches, self.nbytes, self._copied, restarts, self.waited)
+
+    def begin_epoch(self) -> None:
+        """Forget what has arrived, and let the worker be restarted as often as at first."""
+        self.inbox.clear()
+        self._restarts_before += self.restarts
+        self.restarts = 0
+        self.traced = None
 
     def start(self, settings: Settings, shared: Sharing, max_bytes: int) -> None:
         """Start a process here that runs the graph of `shared`."""
@@ -79,7 +106,7 @@ class Slot:
         self.channel = Channel(self.process.sock)
         self.page, descriptor = Page.create()
         self.channel.post(Kind.PAGE, [], [descriptor])
-        self._copied_before = self.copied
+        self._copied_before = self._copied
         self.receiver = Receiver(settings.max_held)
         shared.send(self.channel)
 

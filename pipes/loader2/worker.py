@@ -6,6 +6,7 @@ Contract
   `max_bytes` are on the way, except when none is. Snapshots go with the outputs after which they were taken.
 - Failure. Whatever a stream raises, SystemExit included, is sent as ERROR in its place in the order, and so is an
   output that cannot be packed; the worker then waits for the next EPOCH. If main is gone, the worker ends.
+- Pause. After PAUSE the output in the making is sent, and none is begun until RESUME or the next EPOCH.
 - Stop. STOP, and the end of the channel, end the worker at the next message it looks for: between two outputs.
 - Threads. The worker's own code runs in one thread; log records and warnings may come from any.
 """
@@ -114,7 +115,7 @@ class _Worker:
         self._sizes: deque[int] = deque()
         self._dealt: dict[tuple[int, int], tuple[bool | None, Any]] = {}
         self._snapshots: dict[int, tuple[int, float]] = {}
-        self._stopped = self._told_of_draws = False
+        self._stopped = self._paused = self._told_of_draws = False
         collating.stack_with(default_collate)
         DealtSource.fetch = staticmethod(self._fetch)
         fault_points.reach("ready")
@@ -136,6 +137,7 @@ class _Worker:
     def _may_produce(self) -> bool:
         return (
             self._credits > 0
+            and not self._paused
             and self._turns.turn() is not None
             and (not self._sizes or sum(self._sizes) < self._job.max_bytes)
         )
@@ -154,6 +156,8 @@ class _Worker:
         elif kind == Kind.DEAL:
             stream, number, has, element = pickle.loads(message.body)
             self._dealt[stream, number] = (has, element)
+        elif kind in (Kind.PAUSE, Kind.RESUME):
+            self._paused = kind == Kind.PAUSE
         elif kind == Kind.STOP:
             self._drop_streams()
             self._stopped = True
@@ -163,7 +167,7 @@ class _Worker:
         self, iteration: int, plan: Plan, states: list[tuple[int, StreamState]], credits: int, traced: Place | None
     ) -> None:
         self._drop_streams()
-        self._iteration, self._credits = iteration, credits
+        self._iteration, self._credits, self._paused = iteration, credits, False
         self._sizes.clear()
         self._dealt.clear()
         self._snapshots.clear()
