@@ -327,9 +327,9 @@ class Engine:
             for worker in self._workers:
                 worker.discard()
                 worker.inbox.clear()
+            self._shared.close()
         # It may run code of the user's generator, which Ctrl-C must be able to end.
         self._end_dealing()
-        self._shared.close()
 
     def _see_off(self, worker: Slot, deadline: float) -> None:
         """Let a worker that was told to stop end by itself until `deadline`."""
