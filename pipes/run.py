@@ -76,13 +76,13 @@ class Context:
         world: int = 1,
         rounds: tuple[int, ...] = (),
         alone: bool = False,
+        on_changed_data: str = "raise",
         shard_automatically: bool = True,
         listings: Mapping[str, Any] | None = None,
     ) -> None:
         self.last = last
         self.seed, self.epoch, self.stream, self.streams, self.world = seed, epoch, stream, streams, world
-        self.rounds = rounds
-        self.alone = alone
+        self.rounds, self.alone, self.on_changed_data = rounds, alone, on_changed_data
         #: By stage, what was listed once for all streams.
         self.listings = {} if listings is None else listings
         self.nodes = walk(last)

@@ -12,9 +12,11 @@ import functools
 import hashlib
 import inspect
 import json
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from pipes.changes import ADVICE, GOING_ON
 from pipes.errors import StateError, mask
 from pipes.node import Node, walk
 from pipes.state import check_table
@@ -24,7 +26,7 @@ __all__ = ["VERSION", "check_fingerprint", "fingerprint", "opened", "sealed"]
 
 VERSION = 1
 _ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None)})
-# Data of more elements is known by its type and length alone: to digest it at every save would cost milliseconds.
+# Of longer data so many elements, spread over all of it, are digested: at every save it costs milliseconds.
 _MOST_DIGESTED = 10_000
 
 
@@ -105,8 +107,9 @@ def _data(value: Any) -> str:
     if type(value) is range:
         return f"range({value.start}:{value.stop}:{value.step})"
     size = f"[{len(value)}]" if hasattr(value, "__len__") else ""
-    items = value if type(value) in (list, tuple) else [value] if type(value) in (str, bytes) else []
-    if not 0 < len(items) <= _MOST_DIGESTED or not _ATOMS.issuperset(map(type, items)):
+    items = list(value) if type(value) is dict else value if type(value) in (list, tuple) else []
+    items = [value] if type(value) in (str, bytes) else items[:: -(-len(items) // _MOST_DIGESTED) or 1]
+    if not items or not _ATOMS.issuperset(map(type, items)):
         return f"{type(value).__qualname__}{size}"
     digest = hashlib.blake2b(repr(items).encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
     return f"{type(value).__qualname__}{size}#{digest}"
@@ -127,14 +130,23 @@ def _setting(value: Any) -> str:
     return f"{type(value).__qualname__}{size}"
 
 
-def check_fingerprint(saved: Any, graph: Node) -> None:
-    """Refuse, with the difference, the fingerprint of another graph; raises StateError."""
+def check_fingerprint(saved: Any, graph: Node, on_changed_data: str = "raise") -> None:
+    """Refuse, with the difference, the fingerprint of another graph; raises StateError.
+
+    With `on_changed_data="warn"`, the same graph over other data in memory is only told of.
+    """
     if not isinstance(saved, dict) or not all(isinstance(settings, str) for settings in saved.values()):
         raise StateError("the saved state is damaged: it has no description of its graph; use an earlier state")
     here = fingerprint(graph)
+    over_data = {f"{place}:{type(node).__name__}" for place, node in enumerate(walk(graph)) if type(node)._opaque}
     for stage in sorted({*saved, *here}, key=lambda name: (name.split(":")[0].zfill(6), name)):
         was, now = saved.get(stage), here.get(stage)
-        if was != now:
+        if was is not None and now is not None and was != now and stage in over_data:
+            changed = f"the state was saved over other data: stage {stage[:100]} had {_difference(was, now)}"
+            if on_changed_data == "raise":
+                raise StateError(f"{changed}; {ADVICE}")
+            warnings.warn(f"{changed}; {GOING_ON}", stacklevel=5)
+        elif was != now:
             raise StateError(
                 f"the state was saved by another graph: stage {stage[:100]} "
                 + (

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from io import TextIOBase
 from typing import Any, ClassVar
 
+from pipes.changes import refuse_or_warn
 from pipes.errors import ChangedDataError
 from pipes.stages.flattening import ExpandingRun
 from pipes.state import Capture, Position, count_from, damaged
@@ -16,17 +17,22 @@ __all__ = ["RecordsRun", "identity", "is_text"]
 
 
 def identity(stream: Any) -> str:
-    """What tells one version of an object from another: a store's ETag, a file's size, or "" when neither is known.
-
-    A file's time of change is no part of it, because a copy on another machine has another one.
-    """
+    """What tells one version of an object from another: a store's ETag, a file's size and time of change, else ""."""
     etag = getattr(stream, "etag", None)
     if isinstance(etag, str):
         return etag
     try:
-        return f"{os.fstat(stream.fileno()).st_size} bytes"
+        status = os.fstat(stream.fileno())
+        return f"{status.st_size} bytes, changed at {status.st_mtime_ns} ns"
     except (AttributeError, OSError, TypeError, ValueError):
         return ""
+
+
+def _check_version(path: str, known: Any, found: str) -> None:
+    if known != found:
+        raise ChangedDataError(
+            f"{path}: the state was saved while reading another version of it ({known}; now {found})"
+        )
 
 
 def is_text(stream: Any) -> bool:
@@ -77,12 +83,7 @@ class RecordsRun(ExpandingRun):
             validate_pathname_binary_tuple(element)
             path, stream = element
             at, found = dict(self.saved or {}), identity(stream)
-            known = at.pop("object", found)
-            if known != found:
-                raise ChangedDataError(
-                    f"{path}: the state was saved while reading another version of it ({known}; now {found}); resume "
-                    "with the data the state was made from, or start the epoch afresh"
-                )
+            refuse_or_warn(self.context.on_changed_data, _check_version, path, at.pop("object", found), found)
             records = self.read(path, stream, at)
             self.saved, self.object = None, found
             yield from records

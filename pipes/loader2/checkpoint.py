@@ -53,12 +53,12 @@ class Checkpoint:
         return sealed(content)
 
 
-def read_state(state: Any, graph: IterDataPipe[Any]) -> Checkpoint:
+def read_state(state: Any, graph: IterDataPipe[Any], on_changed_data: str = "raise") -> Checkpoint:
     """Return the checkpoint that `state` (one rank's, or a list of all ranks') holds; raises StateError."""
     parts: Sequence[Any] = state if isinstance(state, list | tuple) else [state]
     if not parts:
         raise StateError("an empty list holds no state")
-    checkpoints = [_read_one(part, graph) for part in parts]
+    checkpoints = [_read_one(part, graph, on_changed_data) for part in parts]
     first = checkpoints[0]
     streams: dict[int, StreamState] = {}
     for number, other in enumerate(checkpoints):
@@ -85,9 +85,9 @@ def check_tables(graph: IterDataPipe[Any], plan: Plan, streams: dict[int, Stream
                 context.close()
 
 
-def _read_one(state: Any, graph: IterDataPipe[Any]) -> Checkpoint:
+def _read_one(state: Any, graph: IterDataPipe[Any], on_changed_data: str) -> Checkpoint:
     state = opened(state)
-    check_fingerprint(state.get("graph"), graph)
+    check_fingerprint(state.get("graph"), graph, on_changed_data)
     streams = state.get("streams")
     if not isinstance(streams, dict):
         raise damaged("it has no streams")

@@ -97,6 +97,7 @@ class DataLoader2(Generic[T]):
         # Where the streams stood when the newest iterator was made.
         self._begun: dict[int, StreamState] | None = None
         self._told_of_draws = False
+        self._on_changed_data = "raise"
         self._iterator: weakref.ref[DataLoader2Iterator[T]] | None = None
         self._fresh = True
         self._advanced = False
@@ -152,7 +153,7 @@ class DataLoader2(Generic[T]):
     def _plan(self) -> Plan:
         if self._seed is None:
             self._seed = _shared_seed()
-        return Plan(self._seed, self._epoch, self.num_streams, self._replicate, self._world)
+        return Plan(self._seed, self._epoch, self.num_streams, self._replicate, self._world, self._on_changed_data)
 
     def _states_to_run(self) -> dict[int, StreamState]:
         own = range(self._rank, self.num_streams, self._world)
@@ -191,13 +192,18 @@ class DataLoader2(Generic[T]):
                 stacklevel=3,
             )
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state: Any, *, on_changed_data: str = "raise") -> None:
         """Go on, from the next `iter` on, where `state` was saved; `state` is one rank's or the list of all ranks'.
+
+        Data other than that which the state was made from (other files, sizes, times of change, ETags, lists) is
+        refused, here or when it is met; with `on_changed_data="warn"` the positions are used on what is there now.
 
         An iterator in use is no longer valid. Raises StateError, and changes nothing, when the state is damaged, of
         another graph, of another explicit `num_streams`, or lacks streams of this rank.
         """
-        checkpoint = read_state(state, self._graph)
+        if on_changed_data not in ("raise", "warn"):
+            raise ValueError(f"on_changed_data must be 'raise' or 'warn', not {on_changed_data!r}")
+        checkpoint = read_state(state, self._graph, on_changed_data)
         count = checkpoint.num_streams
         if self._explicit_streams not in (None, count):
             raise StateError(
@@ -228,6 +234,7 @@ class DataLoader2(Generic[T]):
             previous.replace("load_state_dict() was called; iter(loader) goes on from that state")
         self._loaded, self._seed, self._epoch, self.num_streams = checkpoint, checkpoint.seed, checkpoint.epoch, count
         self._fresh, self._iterator, self._begun = True, None, None
+        self._on_changed_data = on_changed_data
 
     def __len__(self) -> int:
         own = range(self._rank, self.num_streams, self._world)

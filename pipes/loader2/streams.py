@@ -56,11 +56,12 @@ class Plan:
     streams: int
     replicate: bool = False
     world: int = 1
+    on_changed_data: str = "raise"
     #: By stage, what was listed once for all streams; it stays in its process.
     listings: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Plan, (self.seed, self.epoch, self.streams, self.replicate, self.world)
+        return Plan, (self.seed, self.epoch, self.streams, self.replicate, self.world, self.on_changed_data)
 
     def note(self, number: int, given: int) -> str:
         """Return the note that says at which output an error came."""
@@ -76,6 +77,7 @@ class Plan:
             streams=self.streams,
             world=self.world,
             shard_automatically=not self.replicate,
+            on_changed_data=self.on_changed_data,
             listings=self.listings,
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, no_length
 from pipes.run import Context, Run
-from pipes.sources.listing import ListingRun, OpeningRun, RootsRun
+from pipes.sources.listing import Identity, ListingRun, OpeningRun, RootsRun
 from pipes.stages.wrapping import as_pipe
 from pipes.utils import StreamWrapper
 
@@ -75,8 +75,8 @@ class FileLister(IterDataPipe[str]):
         length: what `len()` says; -1 is unknown.
 
     The names are listed once an epoch, when the first is wanted; a DataLoader2 lists once for all its epochs, workers
-    and ranks, at its first `iter`. A resume lists again and is refused, with ChangedDataError, when files differ.
-    Raises OSError, while iterating, for a folder that cannot be read.
+    and ranks, at its first `iter`. A resume lists again and is refused, with ChangedDataError, when names, sizes or
+    times of change differ. Raises OSError, while iterating, for a folder that cannot be read.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -123,9 +123,13 @@ class FileLister(IterDataPipe[str]):
             non_deterministic=self.non_deterministic,
         )
 
-    def identity(self, name: str) -> str:
+    def identity(self, name: str) -> Identity:
         """What must not change about a name while a saved state refers to it."""
-        return name
+        try:
+            status = os.stat(name)
+        except OSError:
+            return name, ""
+        return f"{name}\0{status.st_size}", str(status.st_mtime_ns)
 
     def _length(self, shard: Shard) -> int:
         if self.length < 0:

@@ -7,12 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from pipes.changes import refuse_or_warn
 from pipes.errors import ChangedDataError, StateError
 from pipes.run import Node, Run, inputs_of
 from pipes.stages.flattening import ExpandingRun
 from pipes.state import Capture, Cursor, Position, count_from, damaged
 
-__all__ = ["Listing", "ListingRun", "OpeningRun", "RootsRun", "has_constant_roots", "listing_of"]
+__all__ = ["Identity", "Listing", "ListingRun", "OpeningRun", "RootsRun", "has_constant_roots", "listing_of"]
+
+
+# What is known of one name: what it is (name, size, version), and when it was last changed, "" if nobody knows.
+Identity = tuple[str, str]
 
 
 class Listing:
@@ -22,32 +27,39 @@ class Listing:
         self.names, self.digest = names, digest
 
     @classmethod
-    def of(cls, names: Iterable[Any], identity: Callable[[Any], str]) -> Listing:
-        """List `names`; `identity` gives what has to stay the same about one: name, and size and version where known.
+    def of(cls, names: Iterable[Any], identity: Callable[[Any], Identity]) -> Listing:
+        """List `names`; the digest is that of what they are and, behind a "/", of when they changed where known.
 
-        >>> Listing.of(["a", "b"], str).describe()["count"]
-        2
+        >>> Listing.of(["a", "b"], lambda name: (name, "")).describe()
+        {'count': 2, 'digest': '...'}
         """
-        listed = list(names)
-        digest = hashlib.blake2b(digest_size=16)
-        rest = iter(listed)
+        listed, timed = list(names), False
+        digest, times = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
+        rest = map(identity, listed)
         while part := list(islice(rest, 1000)):
-            digest.update("".join(f"{identity(name)}\n\0" for name in part).encode("utf-8", "surrogateescape"))
-        return cls(listed, digest.hexdigest())
+            digest.update("".join(f"{what}\n\0" for what, _ in part).encode("utf-8", "surrogateescape"))
+            times.update("".join(f"{time}\n" for _, time in part).encode())
+            timed = timed or any(time for _, time in part)
+        return cls(listed, f"{digest.hexdigest()}/{times.hexdigest()}" if timed else digest.hexdigest())
 
     def describe(self) -> dict[str, Any]:
         """The count and the digest, as JSON data."""
         return {"count": len(self.names), "digest": self.digest}
 
     def check(self, known: Any, what: str) -> None:
-        """Raise ChangedDataError, naming both, if this is not the listing described by `known`."""
-        if known is not None and known != self.describe():
-            before = known if isinstance(known, dict) else {}
+        """Raise ChangedDataError, naming the difference, if this is not the listing described by `known`."""
+        if known is None or known == self.describe():
+            return
+        (own, _, _), (before, _, _) = self.digest.partition("/"), str(known["digest"]).partition("/")
+        if (known["count"], before) == (len(self.names), own):
             raise ChangedDataError(
-                f"{what} lists {len(self.names)} names (digest {self.digest}), but the state was saved with "
-                f"{before.get('count')} (digest {before.get('digest')}); resume with the data the state was made from, "
-                "or start the epoch afresh"
+                f"{what} lists the {known['count']} names that the state was saved with, of the same sizes, but "
+                "changed at other times"
             )
+        raise ChangedDataError(
+            f"{what} lists {len(self.names)} names (digest {own}), but the state was saved with {known['count']} "
+            f"(digest {before})"
+        )
 
 
 def _check_listing(position: Position, stage: str) -> None:
@@ -86,9 +98,12 @@ class ListingRun(Run):
             except BaseException as error:
                 self.note(error)
                 raise
-        self.listing.check(self.known, f"stage {self.stage}")
+        refuse_or_warn(self.context.on_changed_data, self.listing.check, self.known, f"stage {self.stage}")
         if self.start > len(self.listing.names):
-            raise StateError(f"the saved state is damaged: stage {self.stage} has no name number {self.start}")
+            raise StateError(
+                f"stage {self.stage} lists {len(self.listing.names)} names, and the state stands after number "
+                f"{self.start}: it is damaged, or of other data; use an earlier state, or start the epoch afresh"
+            )
         self.cursor = Cursor(self.listing.names, self.start)
 
     def elements(self) -> Iterator[Any]:
@@ -130,25 +145,25 @@ class RootsRun(ExpandingRun):
         _check_listing(position, self.stage)
 
     def restore(self, position: Position) -> None:
-        self.listing: Listing | None = None
         super().restore(position)
+        #: The description of the listing that is open, or that the state was saved with.
         self.known = None if position is None else position.get("listing")
+        self.checks = self.known is not None
 
     def expand(self, element: Any) -> Iterator[Any]:
-        self.listing = Listing.of(self.pipe.names(element), self.pipe.identity)
-        self.listing.check(self.known, f"stage {self.stage}, root {element!r},")
-        self.known = None
-        return iter(self.listing.names)
+        listing = Listing.of(self.pipe.names(element), self.pipe.identity)
+        known, self.known = self.known if self.checks else None, listing.describe()
+        self.checks = False
+        refuse_or_warn(self.context.on_changed_data, listing.check, known, f"stage {self.stage}, root {element!r},")
+        return iter(listing.names)
 
     def capture(self) -> Capture:
-        return super().capture(), self.known or self.listing
+        return super().capture(), self.known
 
     def describe(self, captured: Capture) -> Position:
-        counts, listing = captured
+        counts, known = captured
         position: dict[str, Any] = super().describe(counts)
-        if listing is not None:
-            position["listing"] = listing.describe() if isinstance(listing, Listing) else listing
-        return position
+        return position if known is None else {**position, "listing": known}
 
 
 class OpeningRun(Run):

@@ -10,7 +10,7 @@ from typing import Any
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, no_length
 from pipes.errors import StoreNotFoundError
 from pipes.run import Context, Run
-from pipes.sources.listing import ListingRun, OpeningRun, RootsRun
+from pipes.sources.listing import Identity, ListingRun, OpeningRun, RootsRun
 from pipes.sources.s3_client import S3Store
 from pipes.sources.s3_names import S3Url, split_s3_url
 from pipes.sources.s3_options import S3Options
@@ -105,9 +105,9 @@ class S3FileLister(IterDataPipe[S3Url]):
                 key=prefix,
             )
 
-    def identity(self, name: S3Url) -> str:
+    def identity(self, name: S3Url) -> Identity:
         """What must not change about a name while a saved state refers to it."""
-        return f"{name}\0{name.size}\0{name.etag}"
+        return f"{name}\0{name.size}\0{name.etag}", ""
 
     def _length(self, shard: Shard) -> int:
         if self.length < 0:
