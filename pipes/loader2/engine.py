@@ -23,6 +23,7 @@ import pickle
 import threading
 import time
 from collections.abc import Sequence
+import warnings
 from typing import Any
 
 from pipes.datapipe import IterDataPipe
@@ -149,6 +150,13 @@ class Engine:
     def _deliver(self, worker: Slot, progress: Progress, generation: int, parcel: Any, snapshot: bytes) -> Any:
         worker.nbytes += parcel.nbytes
         output = parcel.unpack()
+        if parcel.copied and self.copied == 1:
+            warnings.warn(
+                f"batches that you keep hold the {self._settings.max_held} shared-memory blocks that may be held of a "
+                "worker; further ones are copied to memory of their own (stats() counts them as copied_batches), which "
+                "costs time and nothing else: drop batches that are done with, or raise max_held=",
+                stacklevel=5,
+            )
         worker.batches += 1
         progress.given += 1
         if snapshot:

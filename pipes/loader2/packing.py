@@ -284,6 +284,8 @@ class Parcel:
                 receiver.loans.map(number, size, fds.pop(0))
         self._windows = [receiver.loans.borrow(number, loan, used) for number, loan, _, used, _ in index.slabs]
         self._done = False
+        #: Whether `unpack` copied it because the slabs that may be held were.
+        self.copied = False
         self.nbytes = len(body) + sum(slab[3] for slab in index.slabs)
 
     def unpack(self) -> Any:
@@ -300,6 +302,7 @@ class Parcel:
             if receiver.held + len(windows) > receiver.max_held:
                 windows = [_private(window) for window in windows]
                 receiver.copied_batches += 1
+                self.copied = True
             else:
                 for slab in index.slabs:
                     receiver.loans.hold(slab[1])

@@ -108,7 +108,8 @@ class MultiProcessingReadingService:
     - `in_order`: False gives whatever a worker has ready, so that a slow element holds up its own worker alone. Each
       output still comes once, also across deaths and resumes; their order is not promised. As torch's DataLoader. Not
       for sources that can be read only once.
-    - `max_bytes_in_flight`: bytes that all workers together work ahead; one output a worker is always allowed.
+    - `max_bytes_in_flight`: bytes that all workers together work ahead; one output a worker is always allowed, and the
+      last output of each may go beyond it.
     - `max_held`: shared-memory blocks of one worker that kept batches may hold before further batches are copied.
     - `timeout`: seconds without an output after which `next` raises WorkerTimeoutError with the worker's Python stack.
     - `on_worker_death`: "restart" goes on exactly where a dead worker was, "raise" raises WorkerDiedError.

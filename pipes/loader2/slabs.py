@@ -11,11 +11,12 @@ Stop: a mapping is never closed by a call. It goes when the last reference to it
     be a segmentation fault, because a tensor holds a reference to the memory's owner but no buffer export.
 Fork: in a child of the main process views stay valid, but their end returns nothing.
 Bounds: one descriptor a slab, only until it has been sent (worker) or mapped (main). Sizes are rounded up to classes,
-    so that batches of varying size reuse slabs. Slabs that were not used for the last `idle_uses` uses of the pool, or
-    that lie free beyond `max_free_bytes`, are given up; `retired()` tells the main process to forget them.
+    so that batches of varying size reuse slabs. Slabs that the last `idle_uses` batches, large or small, did not use,
+    or that lie free beyond `max_free_bytes`, are given up; `retired()` tells the main process to forget them.
 
 On Linux a slab is a memfd, which /dev/shm does not bound. Elsewhere, and where memfd is forbidden, it is a POSIX
-segment that is unlinked as soon as it is open (macOS takes this path; it is tested on Linux only).
+segment that is unlinked as soon as it is open (macOS takes this path; it is tested on Linux only), and a file without a
+name once /dev/shm is full.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import errno
 import mmap
 import os
 import secrets
+import tempfile
 import weakref
 from array import array
 from collections import deque
@@ -92,6 +94,18 @@ def create_segment(size: int) -> int:
 
 
 def _posix_segment(size: int) -> int:
+    try:
+        return _shm_segment(size)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+    with tempfile.TemporaryFile() as file:
+        # A full disk must be an error here too.
+        os.posix_fallocate(file.fileno(), 0, size)
+        return os.dup(file.fileno())
+
+
+def _shm_segment(size: int) -> int:
     import _posixshmem  # type: ignore[import-not-found]
 
     # macOS allows 31 characters.
@@ -228,6 +242,8 @@ class SlabPool:
         self._lent: dict[int, Slab] = {}
         self._retired: list[int] = []
         self._uses = 0
+        # The count of uses when `retired` was last called.
+        self._told = 0
         self._made = 0
 
     @property
@@ -284,7 +300,12 @@ class SlabPool:
                 slab.loan = None
 
     def retired(self) -> list[int]:
-        """The numbers of the slabs given up since the last call, for the main process to forget."""
+        """The numbers of the slabs given up since the last call, for the main process to forget; once a batch."""
+        if self._uses == self._told and self._slabs:
+            # Else slabs of a burst would stay for as long as all batches after it are small.
+            self._uses += 1
+            self._retire([slab for slab in self._slabs if slab.free])
+        self._told = self._uses
         retired, self._retired = self._retired, []
         return retired
 

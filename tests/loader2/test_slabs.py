@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import mmap
 import os
@@ -303,11 +304,42 @@ def test_a_posix_segment_has_no_name_and_works_alike(monkeypatch: pytest.MonkeyP
     assert view_bytes(two, 100).sum() == 300
 
 
-def test_a_full_shared_memory_is_an_error_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("full", [1, 2], ids=["shared memory is full", "so is the disk"])
+def test_a_full_shared_memory_is_no_signal_later(full: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(slabs.os, "memfd_create")
-    statvfs = os.statvfs("/dev/shm")
-    with pytest.raises(OSError, match="No space left"):
-        create_segment(statvfs.f_frsize * (statvfs.f_blocks + 1))
+    asked: list[str] = []
+    allocate = os.posix_fallocate
+
+    def fill(fd: int, offset: int, size: int) -> None:
+        asked.append(os.readlink(f"/proc/self/fd/{fd}"))
+        if len(asked) <= full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        allocate(fd, offset, size)
+
+    monkeypatch.setattr(slabs.os, "posix_fallocate", fill)
+    names = os.listdir("/dev/shm")
+    if full == 2:
+        with pytest.raises(OSError, match="No space left"):
+            create_segment(1 << 16)
+    else:
+        fd = create_segment(1 << 16)
+        view_bytes(map_segment(fd, 1 << 16), 100)[:] = 3
+        assert os.pread(fd, 100, 0) == b"\3" * 100
+        os.close(fd)
+    assert [path.startswith("/dev/shm") for path in asked] == [True, False]
+    assert os.listdir("/dev/shm") == names
+
+
+def test_slabs_of_a_burst_go_although_later_batches_need_none() -> None:
+    pool, loans = SlabPool(idle_uses=10), Loans()
+    windows = [lend(pool, loans, 50_000_000)[1] for _ in range(4)]
+    windows.clear()
+    pool.take_back(loans.returned())
+    given_up = [slab for _ in range(20) for slab in pool.retired()]
+    loans.forget(given_up)
+    assert sorted(given_up) == [0, 1, 2, 3]
+    assert len(pool) == loans.nbytes == 0
+    pool.close()
 
 
 def test_a_descriptor_that_cannot_be_mapped_is_closed() -> None:
