@@ -25,8 +25,8 @@ from typing import Any, overload
 
 import numpy as np
 
+from pipes.loader2.segments import create_segment, map_segment, view_bytes
 from pipes.loader2.shipping import can_be_imported
-from pipes.loader2.slabs import create_segment, map_segment, view_bytes
 
 __all__ = ["Block", "SharedList"]
 

@@ -20,7 +20,8 @@ import torch
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from pipes.loader2.leaves import LARGE
-from pipes.loader2.slabs import ALIGNMENT, Slab, SlabPool, Window
+from pipes.loader2.segments import Window
+from pipes.loader2.slabs import ALIGNMENT, Slab, SlabPool
 
 __all__ = ["collate_into", "collating_into", "default_collate"]
 

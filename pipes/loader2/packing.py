@@ -26,7 +26,8 @@ import torch
 
 from pipes.loader2.channel import Bytes, close_descriptors
 from pipes.loader2.leaves import LARGE, Content, Leaf, collect, rebuild
-from pipes.loader2.slabs import ALIGNMENT, Loans, MapHook, Slab, SlabPool, Window
+from pipes.loader2.segments import MapHook, Window
+from pipes.loader2.slabs import ALIGNMENT, Loans, Slab, SlabPool
 
 __all__ = ["Packed", "Parcel", "Receiver", "pack"]
 
