@@ -19,11 +19,11 @@ Contract
 
 from __future__ import annotations
 
+import logging
 import pickle
 import threading
 import time
 from collections.abc import Sequence
-import warnings
 from typing import Any
 
 from pipes.datapipe import IterDataPipe
@@ -44,6 +44,8 @@ from pipes.loader2.shipping import ship
 from pipes.loader2.slot import Counts, Slot
 from pipes.loader2.streams import Plan, StreamState
 
+_logger = logging.getLogger("pipes.loader2")
+
 __all__ = ["Engine"]
 
 _GRACE = 2.0
@@ -61,6 +63,7 @@ class Engine:
         self._delivery: Delivery = InOrder()
         self._dealer: Dealer | None = None
         self._deal_errors: dict[int, Exception] = {}
+        self._told_of_copies = False
         self._closed = False
         # The thread that is inside `next`.
         self._reader: int | None = None
@@ -150,12 +153,14 @@ class Engine:
     def _deliver(self, worker: Slot, progress: Progress, generation: int, parcel: Any, snapshot: bytes) -> Any:
         worker.nbytes += parcel.nbytes
         output = parcel.unpack()
-        if parcel.copied and self.copied == 1:
-            warnings.warn(
-                f"batches that you keep hold the {self._settings.max_held} shared-memory blocks that may be held of a "
-                "worker; further ones are copied to memory of their own (stats() counts them as copied_batches), which "
-                "costs time and nothing else: drop batches that are done with, or raise max_held=",
-                stacklevel=5,
+        if parcel.copied and not self._told_of_copies:
+            self._told_of_copies = True
+            # No warning: where those are errors, a batch that is only slower would end the epoch.
+            _logger.warning(
+                "batches that you keep hold the %d shared-memory blocks that may be held of a worker; further ones are "
+                "copied to memory of their own (stats() counts them as copied_batches), which costs time and nothing "
+                "else: drop batches that are done with, or raise max_held=",
+                self._settings.max_held,
             )
         worker.batches += 1
         progress.given += 1

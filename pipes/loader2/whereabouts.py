@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import Any
 
 from pipes.errors import brief
-from pipes.loader2.slabs import create_segment, map_segment
+from pipes.loader2.segments import create_segment, map_segment
 from pipes.run import Context, Node, Run, inputs_of
 
 __all__ = ["Page", "Phase", "Place", "TracedContext", "Tracing", "Whereabouts"]
