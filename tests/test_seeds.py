@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,9 +74,8 @@ def globals_now() -> tuple[float, float, float]:
     return random.random(), float(np.random.rand()), float(torch.rand(1))
 
 
-def test_global_generators_are_seeded_together_and_put_back() -> None:
-    saved = GlobalGenerators.capture()
-    before = globals_now()
+def test_global_generators_are_seeded_together() -> None:
+    saved = GlobalGenerators.set_aside()
     seed_globals(derive_key(1))
     first = globals_now()
     seed_globals(derive_key(1))
@@ -82,12 +83,73 @@ def test_global_generators_are_seeded_together_and_put_back() -> None:
     seed_globals(derive_key(2))
     assert all(a != b for a, b in zip(globals_now(), first, strict=True))
     saved.restore()
-    assert globals_now() == before
+
+
+DRAWS: dict[str, Callable[[], float]] = {
+    "random": random.random,
+    "random.gauss": lambda: random.gauss(0, 1),
+    "numpy": lambda: float(np.random.rand()),
+    # Legacy normal draws come in pairs, and the second one waits for the next call.
+    "numpy normal": lambda: float(np.random.randn()),
+    "numpy int": lambda: float(np.random.randint(1000)),
+    "numpy, a whole block": lambda: float(np.random.rand(312).sum()),
+    "torch": lambda: torch.rand(1).item(),
+    "torch normal": lambda: torch.randn(1).item(),
+}
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(list(DRAWS)), st.lists(st.sampled_from(list(DRAWS)), max_size=3)), max_size=12),
+    st.sampled_from(["MT19937", "PCG64"]),
+)
+def test_draws_go_on_as_if_nobody_had_drawn_meanwhile(steps: list[tuple[str, list[str]]], bits: str) -> None:
+    mine = GlobalGenerators.set_aside()
+    own_numpy: Any = np.random
+    before = own_numpy.get_bit_generator()
+    try:
+        found = []
+        for again in (False, True):
+            random.seed(5)
+            own_numpy.set_bit_generator(getattr(np.random, bits)(7))
+            torch.manual_seed(5)
+            drawn = []
+            for name, meanwhile in steps:
+                drawn.append(DRAWS[name]())
+                if again:
+                    saved = GlobalGenerators.set_aside()
+                    seed_globals(derive_key(name))
+                    inner = GlobalGenerators.set_aside() if meanwhile else None
+                    for other in meanwhile:
+                        DRAWS[other]()
+                    if inner is not None:
+                        inner.restore()
+                    saved.restore()
+            found.append(drawn)
+        assert found[0] == found[1]
+    finally:
+        own_numpy.set_bit_generator(before)
+        mine.restore()
+
+
+def test_a_stream_of_draws_goes_on_after_it_was_set_aside() -> None:
+    mine = GlobalGenerators.set_aside()
+    seed_globals(derive_key(3))
+    expected = [(*globals_now(), float(np.random.randn())) for _ in range(6)]
+    seed_globals(derive_key(3))
+    found = []
+    for _ in range(6):
+        found.append((*globals_now(), float(np.random.randn())))
+        stream = GlobalGenerators.set_aside()
+        mine.restore()
+        mine = GlobalGenerators.set_aside()
+        stream.restore()
+    mine.restore()
+    assert found == expected
 
 
 @pytest.mark.parametrize("key", [0, 2**128 - 1])
 def test_any_key_seeds(key: int) -> None:
-    saved = GlobalGenerators.capture()
+    saved = GlobalGenerators.set_aside()
     try:
         seed_globals(key)
     finally:

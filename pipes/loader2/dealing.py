@@ -115,7 +115,7 @@ class Dealer:
         return hand[number - self._dropped[stream]]
 
     def _read(self) -> Any:
-        own = GlobalGenerators.capture()
+        own = GlobalGenerators.set_aside()
         try:
             seed_globals(derive_key(self._plan.seed, self._plan.epoch, "dealt", self._dealt))
             element = next(self._elements, Exhausted)

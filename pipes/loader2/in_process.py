@@ -63,7 +63,7 @@ class InProcessEngine:
         while (number := self._turns.turn()) is not None:
             if self._dealer is not None:
                 DealtSource.fetch = staticmethod(self._take)
-            saved = GlobalGenerators.capture() if self._seeded else None
+            saved = GlobalGenerators.set_aside() if self._seeded else None
             try:
                 stream = self._open(number)
                 output = stream.next()

@@ -237,7 +237,7 @@ class Stream:
             raise
         self.given += 1
         if self._keeps_generators:
-            self._generators = GlobalGenerators.capture()
+            self._generators = GlobalGenerators.set_aside()
         return element
 
     def snapshot(self) -> Snapshot:
