@@ -56,6 +56,7 @@ bench: $(VENV)/.bench
 	$(PY) benchmarks/chain.py $(ARGS)
 	$(PY) benchmarks/tar.py $(ARGS)
 	$(PY) benchmarks/transport.py $(ARGS)
+	$(PY) benchmarks/resume.py $(ARGS)
 
 docs: $(VENV)/.docs
 	$(PY) -m sphinx --fail-on-warning --keep-going --quiet --builder html docs site
