@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
     from pipes.datapipe import IterDataPipe, MapDataPipe
+    from pipes.error_policy import MaxErrors, OnError
     from pipes.formats.archives import TarArchiveLoader
     from pipes.formats.lines import LineReader, StreamReader
     from pipes.formats.tables import CSVDictParser, CSVParser, JsonLinesParser, JsonParser
@@ -73,11 +74,25 @@ class ChainedIter(Generic[T_co]):
         elements."""
         raise NotImplementedError
 
-    def filter(self, filter_fn: Callable[..., Any], input_col: Any = None) -> Filter[T_co]:
+    def filter(
+        self,
+        filter_fn: Callable[..., Any],
+        input_col: Any = None,
+        *,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+    ) -> Filter[T_co]:
         """Keep the elements for which `filter_fn` gives True; it must give a bool (Python's or NumPy's)."""
         raise NotImplementedError
 
-    def flatmap(self, fn: Callable[..., Iterable[R]] | None = None, input_col: Any = None) -> FlatMapper[R]:
+    def flatmap(
+        self,
+        fn: Callable[..., Iterable[R]] | None = None,
+        input_col: Any = None,
+        *,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+    ) -> FlatMapper[R]:
         """Give every item of `fn(x)` for each element x; without `fn`, of x itself or of its selected columns."""
         raise NotImplementedError
 
@@ -127,6 +142,8 @@ class ChainedIter(Generic[T_co]):
         *,
         endpoint_url: str | None = None,
         options: S3Options | None = None,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
     ) -> S3FileLoader:
         """Open each S3 object and give `(name, stream)`: a binary stream that is whole or raises, and closes when
         dropped."""
@@ -139,17 +156,30 @@ class ChainedIter(Generic[T_co]):
         *,
         select: Callable[[str], bool] | None = None,
         concatenated: bool = False,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
     ) -> TarArchiveLoader:
         """Give every regular file of each tar archive, in order, as `(archive path/member name, stream)`."""
         raise NotImplementedError
 
     @overload
-    def map(self, fn: Callable[..., R], *, rng: bool = False) -> Mapper[R]:
+    def map(
+        self, fn: Callable[..., R], *, rng: bool = False, on_error: OnError = "raise", max_errors: MaxErrors = 0.1
+    ) -> Mapper[R]:
         """Give `fn(x)` for each element x, or `fn` of some columns of x, put where `output_col` says."""
         raise NotImplementedError
 
     @overload
-    def map(self, fn: Callable[..., Any], input_col: Any, output_col: Any = None, *, rng: bool = False) -> Mapper[Any]:
+    def map(
+        self,
+        fn: Callable[..., Any],
+        input_col: Any,
+        output_col: Any = None,
+        *,
+        rng: bool = False,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+    ) -> Mapper[Any]:
         """Give `fn(x)` for each element x, or `fn` of some columns of x, put where `output_col` says."""
         raise NotImplementedError
 
@@ -161,7 +191,15 @@ class ChainedIter(Generic[T_co]):
         """Give one element of each pipe in turn, in whole rounds: it stops when the shortest has no more."""
         raise NotImplementedError
 
-    def open_files(self, mode: str = "r", encoding: str | None = None, length: int = -1) -> FileOpener:
+    def open_files(
+        self,
+        mode: str = "r",
+        encoding: str | None = None,
+        length: int = -1,
+        *,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+    ) -> FileOpener:
         """Open each file name and give `(name, stream)`; the stream closes when it is dropped."""
         raise NotImplementedError
 
@@ -174,6 +212,8 @@ class ChainedIter(Generic[T_co]):
         errors: str = "ignore",
         return_path: bool = False,
         as_tuple: bool = False,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
         **fmtparams: Any,
     ) -> CSVParser:
         """Give the rows of each delimited text as lists of str."""
@@ -187,20 +227,28 @@ class ChainedIter(Generic[T_co]):
         encoding: str = "utf-8",
         errors: str = "ignore",
         return_path: bool = False,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
         **fmtparams: Any,
     ) -> CSVDictParser:
         """Give the rows of each delimited text as dicts; its first row (after `skip_lines`) names the fields."""
         raise NotImplementedError
 
-    def parse_json_files(self, **kwargs: Any) -> JsonParser:
+    def parse_json_files(
+        self, *, on_error: OnError = "raise", max_errors: MaxErrors = 0.1, **kwargs: Any
+    ) -> JsonParser:
         """Give `(path, value)` for each `(path, stream)` whose whole content is one JSON value."""
         raise NotImplementedError
 
-    def parse_jsonl(self, *, return_path: bool = False) -> JsonLinesParser:
+    def parse_jsonl(
+        self, *, return_path: bool = False, on_error: OnError = "raise", max_errors: MaxErrors = 0.1
+    ) -> JsonLinesParser:
         """Give the value of each line of JSON-lines texts; empty lines are passed over."""
         raise NotImplementedError
 
-    def read_from_stream(self, chunk: int | None = None) -> StreamReader:
+    def read_from_stream(
+        self, chunk: int | None = None, *, on_error: OnError = "raise", max_errors: MaxErrors = 0.1
+    ) -> StreamReader:
         """Give `(path, content)` for each `(path, stream)`, the whole of it or `chunk` bytes (or characters) at a
         time."""
         raise NotImplementedError
@@ -214,6 +262,8 @@ class ChainedIter(Generic[T_co]):
         encoding: str = "utf-8",
         errors: str = "ignore",
         return_path: bool = True,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
     ) -> LineReader:
         """Give `(path, line)` for each line of each stream, bytes from binary streams and str from text ones."""
         raise NotImplementedError
@@ -235,9 +285,7 @@ class ChainedIter(Generic[T_co]):
         """Give the items of each batch, `unbatch_level` lists deep; -1 opens every level."""
         raise NotImplementedError
 
-    def webdataset(
-        self,
-    ) -> WebDataset:
+    def webdataset(self, *, on_error: OnError = "raise", max_errors: MaxErrors = 0.1) -> WebDataset:
         """Group consecutive `(path, data)` with the same path up to the first dot of the base name into samples."""
         raise NotImplementedError
 

@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from pipes import error_policy
 from pipes.datapipe import IterDataPipe, MapDataPipe
 
 __all__ = ["COMMAND", "PATH", "is_built_in", "main", "render"]
@@ -163,6 +164,8 @@ def _home(name: str, value: Any) -> str:
     module = getattr(value, "__module__", None) or "typing"
     if name in ("Callable", "Iterable", "Iterator", "Mapping", "Sequence"):
         return "collections.abc"
+    if name in error_policy.__all__:
+        return error_policy.__name__  # an alias does not know its home
     return "typing" if module == "typing" else str(module)
 
 

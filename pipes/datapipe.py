@@ -29,6 +29,7 @@ __all__ = [
     "lengths_of",
     "no_length",
     "parameters_of",
+    "refuse_length",
 ]
 
 T_co = TypeVar("T_co", covariant=True)
@@ -304,6 +305,12 @@ def no_length(pipe: Any, why: str = "") -> TypeError:
     """Return the TypeError that says which stage has no length."""
     where = built_at(pipe)
     return TypeError(f"{type(pipe).__name__}{where} has no length{': ' + why if why else ''}")
+
+
+def refuse_length(pipe: Any) -> None:
+    """Raise `no_length` for a stage that may leave out elements which fail."""
+    if getattr(pipe, "on_error", "raise") != "raise":
+        raise no_length(pipe, "it may skip elements, by on_error")
 
 
 def length_of(source: Any, shard: Shard = WHOLE) -> int:

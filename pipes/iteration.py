@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Iterator
 from types import FunctionType
 from typing import Any, Protocol
 
+from pipes.error_policy import Tallies, check_budget, tell
 from pipes.errors import StaleIteratorError
 from pipes.node import describe_automatic_sharding
 from pipes.run import Context, Node, Run, inputs_of, walk
@@ -238,6 +239,15 @@ def _rank() -> tuple[int, int]:
     return 0, 1
 
 
+def _end_of_epoch(context: Context) -> None:
+    """Tell of the elements that were skipped, once also where the children of a fork share them."""
+    adopted = [context.runs[key].context for key in context.adopted]
+    for each in (context, *adopted):
+        counts, each.tallies = each.tallies.counts(), Tallies()
+        check_budget(counts, ended=True)
+        tell(counts)
+
+
 def _guarded(context: Context, run: Run) -> Iterator[Any]:
     body = iter(run)
     if not isinstance(body, Generator):
@@ -245,6 +255,8 @@ def _guarded(context: Context, run: Run) -> Iterator[Any]:
         run._iterator = body
     try:
         yield from body
+        if context.replaced_by is None:
+            _end_of_epoch(context)
     finally:
         if context.replaced_by is None:
             context.close()

@@ -19,6 +19,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any, ClassVar
 
+from pipes.error_policy import Tallies, Tally
 from pipes.errors import GraphError, add_note, brief, notes_of
 from pipes.node import (
     Node,
@@ -37,6 +38,7 @@ from pipes.state import (
     Capture,
     Captures,
     Position,
+    Remembers,
     Table,
     Ticks,
     anchor_of,
@@ -94,6 +96,7 @@ class Context:
         self.children: list[Context] = []
         self.at_close: list[Callable[[], None]] = []
         self.adopted: set[int] = set()
+        self.tallies = Tallies()
         # Notes that an error refused to take; whoever carries the error elsewhere adds them there.
         self.loose_notes: list[str] = []
         self.table: Table | None = None
@@ -193,6 +196,9 @@ class Context:
     def leave(self, child: Context) -> None:
         """Close a context that `again` or `nested` made and forget it."""
         child.close()
+        for run in child.runs.values():
+            if run.tally is not None:
+                self.tallies.drop(run.tally, run.stage)
         self.children = [each for each in self.children if each is not child]
 
     def key(self, stage: str, pipe: Node) -> int:
@@ -232,18 +238,22 @@ class Run:
 
     `segment` holds the stages whose captures together say where this run stands: itself when `stateful`, and
     those of its inputs, unless it is `anchored`: then its own position tells all of it. `count_fields` names those of
-    a position that are counts.
+    a position that are counts. A stage with `on_error`, or one that `leaves_out` things by rule, has a `tally`, which
+    stands in the segment behind it.
     """
 
     stateful: ClassVar[bool] = False
     anchored: ClassVar[bool] = False
     count_fields: ClassVar[tuple[str, ...]] = ()
+    leaves_out: ClassVar[bool] = False
+    optional: ClassVar[bool] = False
 
     def __init__(self, pipe: Any, context: Context, stage: str) -> None:
         self.pipe, self.context, self.stage = pipe, context, stage
         self.inputs: list[Run] = []
-        self.segment: tuple[Run, ...] = ()
-        self.upstream: tuple[Run, ...] = ()
+        self.segment: tuple[Remembers, ...] = ()
+        self.upstream: tuple[Remembers, ...] = ()
+        self.tally: Tally | None = None
         self._iterator: Iterator[Any] | None = None
 
     def input_pipes(self) -> Sequence[Node]:
@@ -252,10 +262,23 @@ class Run:
 
     def open(self, position: Position, table: Table | None) -> None:
         """Go to `position` (None: the start) in `table`; what `input_pipes` names is open and stands in `inputs`."""
+        if self.leaves_out or getattr(self.pipe, "on_error", "raise") != "raise":
+            self._open_tally(table)
         self.link()
         if position is not None:
             self.check(position)
         self.restore(position)
+
+    def _open_tally(self, table: Table | None) -> None:
+        context = self.context
+        self.tally = Tally(self, whole=context.alone or context.streams == 1)
+        saved = None if table is None else table.get(self.tally.stage)
+        context.tallies.add(self.tally, self.stage, context.rounds, saved)
+
+    @property
+    def tolerant(self) -> Tally | None:
+        """The tally of a stage that goes on after an error; None when errors end the run."""
+        return self.tally if self.tally is not None and self.tally.tolerant else None
 
     def link(self) -> None:
         """Work out `upstream` and `segment` from the inputs."""
@@ -267,6 +290,8 @@ class Run:
             self.segment = (*self.upstream, self)
         else:
             self.segment = self.upstream
+        if self.tally is not None:
+            self.segment = (*self.segment, self.tally)
 
     def anchor_table(self, position: Position) -> Table | None:
         """Return the table inside `position` from which an anchored stage restores what is upstream."""

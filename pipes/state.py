@@ -31,6 +31,7 @@ __all__ = [
     "Captures",
     "Cursor",
     "Position",
+    "Remembers",
     "Table",
     "Ticks",
     "anchor_of",
@@ -132,6 +133,8 @@ class Remembers(Protocol):
 
     @property
     def stage(self) -> str: ...
+    @property
+    def optional(self) -> bool: ...
     def capture(self) -> Capture: ...
     def describe(self, captured: Capture) -> Position: ...
     def check(self, position: Position) -> None: ...
@@ -196,15 +199,20 @@ def anchor_of(position: Position, stage: str) -> dict[str, Position]:
 
 
 def check_positions(stages: Iterable[Remembers], table: Any, where: str) -> None:
-    """Refuse a table that is not exactly one sound position for each of `stages`, down to the last anchor."""
+    """Refuse a table that is not exactly one sound position for each of `stages`, down to the last anchor.
+
+    Positions that are `optional` may lack: a run that failed goes on with `on_error="skip"`.
+    """
     stages = list(stages)
     expected = {stage.stage for stage in stages}
-    if not isinstance(table, dict) or table.keys() != expected:
+    needed = {stage.stage for stage in stages if not stage.optional}
+    if not isinstance(table, dict) or not needed <= table.keys() <= expected:
         found = sorted(table) if isinstance(table, dict) else type(table).__name__
         raise damaged(f"{where} holds positions of {brief(found)}, where {brief(sorted(expected))} belong")
     for stage in stages:
-        stage.check(table[stage.stage])
-        stage.check_upstream(table[stage.stage])
+        if stage.stage in table:
+            stage.check(table[stage.stage])
+            stage.check_upstream(table[stage.stage])
 
 
 def pull(iterator: Iterator[Any], count: int, wanted: Sequence[int], stage: str) -> list[Any]:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, no_length
+from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
 from pipes.formats.records import RecordsRun
 from pipes.formats.tar import TarReader, check_mode
 from pipes.stages.wrapping import as_pipe
-from pipes.state import Position, count_from, damaged
+from pipes.state import count_from, damaged
 from pipes.utils import MemoryStream, StreamWrapper
 
 __all__ = ["TarArchiveLoader", "member_path"]
@@ -37,11 +38,8 @@ def _inside(member: str) -> str:
 
 
 class _TarRun(RecordsRun):
+    leaves_out = True
     fields: ClassVar[tuple[str, ...]] = ("offset", "records")
-
-    def restore(self, position: Position) -> None:
-        super().restore(position)
-        self.skipped: dict[str, int] = {}
 
     def check_inside(self, inside: dict[str, Any]) -> None:
         count_from(inside, "offset", self.stage)
@@ -59,8 +57,8 @@ class _TarRun(RecordsRun):
             records=records,
             select=pipe.select,
             concatenated=pipe.concatenated,
+            on_skip=None if self.tally is None else self.tally.leave_out,
         )
-        self.reader.skipped = self.skipped  # one count over all archives
         return self._members(_folder_of(path), self.reader)
 
     def _members(self, folder: str, reader: TarReader) -> Iterator[tuple[str, StreamWrapper]]:
@@ -85,9 +83,10 @@ class TarArchiveLoader(IterDataPipe[tuple[str, StreamWrapper]]):
         select: which members to give, by their name in the archive; the others are passed over without reading them
             where the stream can seek.
         concatenated: read on after an archive's end mark.
+        on_error, max_errors: "skip" leaves out the rest of bad archives, up to so many; see the page on errors.
 
     A member's stream holds its bytes in memory, so it stays readable in a shuffle buffer. Directories, links and the
-    like are skipped. The position inside an archive is a byte offset: a resume seeks there.
+    like are left out and counted. The position inside an archive is a byte offset: a resume seeks there.
 
     Raises, while iterating, TruncatedError for an empty or cut archive after its complete members, DataError for bytes
     that are no archive; both name it. TypeError for elements that are not `(path, stream)`.
@@ -113,13 +112,18 @@ class TarArchiveLoader(IterDataPipe[tuple[str, StreamWrapper]]):
         *,
         select: Callable[[str], bool] | None = None,
         concatenated: bool = False,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = BUDGET,
     ) -> None:
+        check_policy(on_error, max_errors)
         check_mode(mode)
         self.datapipe = as_pipe(datapipe)
         self.mode = mode
         self.length = length
         self.select = select
         self.concatenated = concatenated
+        self.on_error = on_error
+        self.max_errors = max_errors
 
     def _length(self, shard: Shard) -> int:
         if self.length < 0:

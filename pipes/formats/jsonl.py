@@ -46,6 +46,7 @@ class JsonLines:
         name: what errors call the text.
         position, line: where the chunks begin, as an earlier reader told.
         loads: what makes a value of a line's text; by default, what `json.loads` would make, in less time.
+        on_bad: gets the error of a bad line and returns the value to give instead, or None to go on without.
 
     Attributes:
         position: the byte after the last line given, its LF included.
@@ -63,9 +64,11 @@ class JsonLines:
         position: int = 0,
         line: int = 0,
         loads: Callable[[str], Any] | None = None,
+        on_bad: Callable[[Exception], Any] | None = None,
     ) -> None:
         self.name = name
         self._loads = loads or _loads
+        self._on_bad = on_bad
         # The block of lines at hand: its first byte, its size, its lines, an iterator over them, the lines before it.
         self._base, self._size, self._before = position, 0, line
         self._lines: list[bytes] = []
@@ -106,9 +109,15 @@ class JsonLines:
                 try:
                     value = loads(line.decode())
                 except ValueError as error:
-                    if line.strip():
-                        raise self._bad(error) from error
-                    continue
+                    if not line.strip():
+                        continue
+                    bad = self._bad(error)
+                    if self._on_bad is None:
+                        raise bad from error
+                    bad.__cause__ = error
+                    value = self._on_bad(bad)
+                    if value is None:
+                        continue
                 yield value
 
     def _bad(self, error: ValueError) -> DataError:

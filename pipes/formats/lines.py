@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from pipes.datapipe import IterDataPipe, functional_datapipe
+from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
 from pipes.formats.chunks import CHUNK, go_to, read_chunks, reader_of, whole_lines
 from pipes.formats.records import RecordsRun, is_text
 from pipes.stages.wrapping import as_pipe
@@ -18,6 +19,7 @@ __all__ = ["LineReader", "StreamReader"]
 class _LinesRun(RecordsRun):
     """Binary streams are resumed by the byte; text streams, whose bytes nobody sees, by the number of lines."""
 
+    counts_records = True
     fields: ClassVar[tuple[str, ...]] = ("offset", "lines")
 
     def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
@@ -29,9 +31,24 @@ class _LinesRun(RecordsRun):
             go_to(stream, path, self.offset)
             lines = islice(self._of_bytes(stream, path), skip, None)
         if self.pipe.decode:
-            encoding, errors = self.pipe.encoding, self.pipe.errors
-            lines = (line.decode(encoding, errors) if isinstance(line, bytes) else line for line in lines)
+            lines = self._decoded(lines, path)
         return ((path, line) for line in lines) if self.pipe.return_path else lines
+
+    def _decoded(self, lines: Iterator[Any], path: str) -> Iterator[Any]:
+        encoding, errors, on_bad = self.pipe.encoding, self.pipe.errors, self.bad_record(path)
+        for line in lines:
+            if not isinstance(line, bytes):
+                yield line
+                continue
+            try:
+                text = line.decode(encoding, errors)
+            except UnicodeDecodeError as error:
+                if on_bad is None:
+                    raise
+                text = on_bad(error)
+                if text is None:
+                    continue
+            yield text
 
     def _of_bytes(self, stream: Any, path: str) -> Iterator[bytes]:
         strip = self.pipe.strip_newline
@@ -66,6 +83,8 @@ class LineReader(IterDataPipe[Any]):
         strip_newline: without the LF or CR LF at the end.
         decode: bytes become str, by `encoding` and `errors`; "ignore", torchdata's default, drops undecodable bytes.
         return_path: False gives the lines alone.
+        on_error, max_errors: "skip" leaves out lines that do not decode, and the rest of streams that cannot be read,
+            up to so many; see the page on errors.
 
     LF ends a line of bytes. Raises ValueError for a negative `skip_lines`.
 
@@ -87,7 +106,10 @@ class LineReader(IterDataPipe[Any]):
         encoding: str = "utf-8",
         errors: str = "ignore",
         return_path: bool = True,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = BUDGET,
     ) -> None:
+        check_policy(on_error, max_errors)
         if skip_lines < 0:
             raise ValueError(f"skip_lines={skip_lines}: must be 0 or more")
         self.datapipe = as_pipe(datapipe)
@@ -97,6 +119,8 @@ class LineReader(IterDataPipe[Any]):
         self.encoding = encoding
         self.errors = errors
         self.return_path = return_path
+        self.on_error = on_error
+        self.max_errors = max_errors
 
 
 class _StreamRun(RecordsRun):
@@ -128,7 +152,8 @@ class _StreamRun(RecordsRun):
 class StreamReader(IterDataPipe[tuple[str, Any]]):
     """Give `(path, content)` for each `(path, stream)`, the whole of it or `chunk` bytes (or characters) at a time.
 
-    An empty stream gives nothing; a `StreamWrapper` is closed after its end. Raises ValueError for a `chunk` below 1.
+    An empty stream gives nothing; a `StreamWrapper` is closed after its end. `on_error="skip"` leaves out the rest of
+    streams that cannot be read, up to `max_errors`. Raises ValueError for a `chunk` below 1.
 
     >>> import io
     >>> from pipes.iter import IterableWrapper
@@ -138,8 +163,18 @@ class StreamReader(IterDataPipe[tuple[str, Any]]):
 
     run_class = _StreamRun
 
-    def __init__(self, datapipe: IterDataPipe[Any], chunk: int | None = None) -> None:
+    def __init__(
+        self,
+        datapipe: IterDataPipe[Any],
+        chunk: int | None = None,
+        *,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = BUDGET,
+    ) -> None:
+        check_policy(on_error, max_errors)
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk={chunk}: must be 1 or more, or None for everything at once")
         self.datapipe = as_pipe(datapipe)
         self.chunk = chunk
+        self.on_error = on_error
+        self.max_errors = max_errors

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import TextIOBase
+from operator import itemgetter
 from typing import Any, ClassVar
 
 from pipes.changes import refuse_or_warn
@@ -14,6 +15,8 @@ from pipes.state import Capture, Position, count_from, damaged
 from pipes.utils import StreamWrapper, validate_pathname_binary_tuple
 
 __all__ = ["RecordsRun", "identity", "is_text"]
+
+_first = itemgetter(0)
 
 
 def identity(stream: Any) -> str:
@@ -72,13 +75,18 @@ class RecordsRun(ExpandingRun):
         for field in self.fields:
             count_from(inside, field, self.stage)
 
+    def bad_record(self, path: str) -> Callable[[Exception], Any] | None:
+        """Return what a reader calls with a bad record's error, to get what stands in for it; None: it raises."""
+        tally = self.tolerant
+        return None if tally is None else lambda error: tally.handle_record(error, path)
+
     def restore(self, position: Position) -> None:
         super().restore(position)
         self.saved: dict[str, Any] | None = None if position is None else position.get("inside")
         self.object: str | None = None
 
     def _open(self, element: Any, skip: int) -> Iterator[Any]:
-        stream = None
+        stream = known = found = None
         try:
             validate_pathname_binary_tuple(element)
             path, stream = element
@@ -86,15 +94,24 @@ class RecordsRun(ExpandingRun):
             refuse_or_warn(self.context.on_changed_data, _check_version, path, at.pop("object", found), found)
             records = self.read(path, stream, at)
             self.saved, self.object = None, found
+            if self.tolerant is not None and self.counts_records:
+                records = map(_first, zip(records, self.tolerant.ticks, strict=False))
             yield from records
+            return
         except GeneratorExit:
             raise
         except BaseException as error:
-            self.note(error, element[0] if isinstance(element, tuple) and element else element)
-            raise
+            if known != found:
+                self.note(error, path)
+                raise  # no fault of the data: skipping here would lose what the state promised
+            if self.tolerant is not None and self.counts_records:
+                self.tolerant.take()
+            stand_in = self._handle(error, element[0] if isinstance(element, tuple) and element else element)
         finally:
             if isinstance(stream, StreamWrapper):
                 stream.close()
+        if stand_in is not None:
+            yield stand_in
 
     def close(self) -> None:
         super().close()
@@ -104,11 +121,11 @@ class RecordsRun(ExpandingRun):
 
     def capture(self) -> Capture:
         inside = self.saved if self.object is None or self.saved is not None else (self.object, *self.where())
-        return self.taken, inside, self.anchors.entries
+        return self.taken, None if self.over else inside, self.anchors.entries, self.over
 
     def describe(self, captured: Capture) -> Position:
-        taken, inside, entries = captured
-        position: dict[str, Any] = super().describe((taken, 0, entries))
+        taken, inside, entries, over = captured
+        position: dict[str, Any] = super().describe((taken, 0, entries, over))
         if isinstance(inside, tuple):
             named = zip(("object", *self.fields), inside, strict=True)
             inside = {name: value for name, value in named if value is not None}

@@ -7,16 +7,17 @@ inside a stream is the byte after the last record, in its decompressed text, so 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, ClassVar
 
-from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
+from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, refuse_length
+from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
 from pipes.formats.chunks import CHUNK, chunks_from, drop
 from pipes.formats.delimited import DelimitedRows
 from pipes.formats.jsonl import JsonLines
 from pipes.formats.records import RecordsRun, is_text
-from pipes.run import Run
+from pipes.stages.mapping import AppliedRun
 from pipes.stages.wrapping import as_pipe
 from pipes.state import count_from, damaged
 from pipes.utils import StreamWrapper, validate_pathname_binary_tuple
@@ -46,6 +47,7 @@ def _without_lines(chunks: Iterator[bytes], count: int) -> tuple[Iterator[bytes]
 
 
 class _DelimitedRun(RecordsRun):
+    counts_records = True
     fields: ClassVar[tuple[str, ...]] = ("offset", "line")
 
     def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
@@ -67,6 +69,7 @@ class _DelimitedRun(RecordsRun):
             errors="surrogatepass" if encoding else pipe.errors,
             position=offset,
             line=line,
+            on_bad=self.bad_record(path),
             **pipe.fmtparams,
         )
         return iter(self.rows)
@@ -91,6 +94,8 @@ class CSVParser(IterDataPipe[Any]):
             makes them an error.
         return_path: give `(path, row)`.
         as_tuple: give tuples.
+        on_error, max_errors: "skip" leaves out bad rows, and the rest of bad texts, up to so many; see the page on
+            errors.
         fmtparams: as in `csv.reader`: `delimiter="\\t"`, `quotechar`, `strict`, …
 
     A byte-order mark is dropped; an empty line is an empty row. Raises, while iterating, DataError for a text that is
@@ -114,10 +119,13 @@ class CSVParser(IterDataPipe[Any]):
         errors: str = "ignore",
         return_path: bool = False,
         as_tuple: bool = False,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = BUDGET,
         **fmtparams: Any,
     ) -> None:
         if skip_lines < 0:
             raise ValueError(f"skip_lines={skip_lines}: must be 0 or more")
+        check_policy(on_error, max_errors)
         self.datapipe = as_pipe(datapipe)
         self.skip_lines = skip_lines
         self.decode = decode
@@ -126,6 +134,8 @@ class CSVParser(IterDataPipe[Any]):
         self.return_path = return_path
         self.as_tuple = as_tuple
         self.fmtparams = fmtparams
+        self.on_error = on_error
+        self.max_errors = max_errors
 
 
 class _DictRun(_DelimitedRun):
@@ -142,9 +152,22 @@ class _DictRun(_DelimitedRun):
 
     def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
         header = at.get("header")
+        self.header: list[str] | None = header
         rows = self._rows(path, stream, at)
-        self.header = next(rows, []) if header is None else header
-        return self._shaped(path, self._dicts(rows, self.header))
+        if header is None:
+            self.header = header = next(rows, [])
+        return self._shaped(path, self._dicts(rows, header))
+
+    def bad_record(self, path: str) -> Callable[[Exception], Any] | None:
+        handle = super().bad_record(path)
+
+        def unless_header(error: Exception) -> Any:
+            # Without its names, no row of the text can be read.
+            if handle is None or self.header is None:
+                raise error
+            return handle(error)
+
+        return None if handle is None else unless_header
 
     def _dicts(self, rows: Iterator[list[str]], header: list[str]) -> Iterator[Any]:
         width = len(header)
@@ -188,10 +211,13 @@ class CSVDictParser(IterDataPipe[Any]):
         encoding: str = "utf-8",
         errors: str = "ignore",
         return_path: bool = False,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = BUDGET,
         **fmtparams: Any,
     ) -> None:
         if skip_lines < 0:
             raise ValueError(f"skip_lines={skip_lines}: must be 0 or more")
+        check_policy(on_error, max_errors)
         self.datapipe = as_pipe(datapipe)
         self.skip_lines = skip_lines
         self.decode = decode
@@ -199,15 +225,18 @@ class CSVDictParser(IterDataPipe[Any]):
         self.errors = errors
         self.return_path = return_path
         self.fmtparams = fmtparams
+        self.on_error = on_error
+        self.max_errors = max_errors
 
 
 class _JsonLinesRun(RecordsRun):
+    counts_records = True
     fields: ClassVar[tuple[str, ...]] = ("offset", "line")
 
     def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
         offset, line = at.get("offset", 0), at.get("line", 0)
         chunks, _ = _content(stream, path, offset)
-        self.values = JsonLines(chunks, path, position=offset, line=line)
+        self.values = JsonLines(chunks, path, position=offset, line=line, on_bad=self.bad_record(path))
         return ((path, value) for value in self.values) if self.pipe.return_path else iter(self.values)
 
     def where(self) -> tuple[Any, ...]:
@@ -218,6 +247,7 @@ class _JsonLinesRun(RecordsRun):
 class JsonLinesParser(IterDataPipe[Any]):
     """Give the value of each line of JSON-lines texts; empty lines are passed over.
 
+    `on_error="skip"` leaves out bad lines, and the rest of bad texts, up to `max_errors`; see the page on errors.
     Only LF ends a line (U+2028 does not). With `return_path`, gives `(path, value)`. Raises, while iterating,
     DataError for a line that is not JSON, with the text's name, the line's number and its first byte.
 
@@ -229,25 +259,29 @@ class JsonLinesParser(IterDataPipe[Any]):
 
     run_class = _JsonLinesRun
 
-    def __init__(self, datapipe: IterDataPipe[Any], *, return_path: bool = False) -> None:
+    def __init__(
+        self,
+        datapipe: IterDataPipe[Any],
+        *,
+        return_path: bool = False,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = BUDGET,
+    ) -> None:
+        check_policy(on_error, max_errors)
         self.datapipe = as_pipe(datapipe)
         self.return_path = return_path
+        self.on_error = on_error
+        self.max_errors = max_errors
 
 
-class _JsonRun(Run):
+class _JsonRun(AppliedRun):
     """One stream, one value; a restore parses only those that are still wanted."""
 
-    def elements(self) -> Iterator[Any]:
-        for element in self.inputs[0]:
-            try:
-                value = self._parsed(element)
-            except BaseException as error:
-                self.note(error, element[0] if isinstance(element, tuple) and element else element)
-                raise
-            yield value
+    def function(self) -> Callable[..., Any]:
+        return self._parsed
 
-    def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
-        return [self._parsed(element) for element in self.inputs[0].replay(count, wanted)]
+    def subject(self, element: Any) -> Any:
+        return element[0] if isinstance(element, tuple) and element else element
 
     def _parsed(self, element: Any) -> tuple[str, Any]:
         validate_pathname_binary_tuple(element)
@@ -263,7 +297,8 @@ class _JsonRun(Run):
 class JsonParser(IterDataPipe[tuple[str, Any]]):
     """Give `(path, value)` for each `(path, stream)` whose whole content is one JSON value.
 
-    `kwargs` go to `json.loads`. Raises json.JSONDecodeError, while iterating, for what is no JSON, an empty file too.
+    `kwargs` go to `json.loads`; `on_error="skip"` leaves out bad texts, up to `max_errors`.
+    Raises json.JSONDecodeError, while iterating, for what is no JSON, an empty file too.
 
     >>> import io
     >>> from pipes.iter import IterableWrapper
@@ -273,12 +308,23 @@ class JsonParser(IterDataPipe[tuple[str, Any]]):
 
     run_class = _JsonRun
 
-    def __init__(self, datapipe: IterDataPipe[Any], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        datapipe: IterDataPipe[Any],
+        *,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = BUDGET,
+        **kwargs: Any,
+    ) -> None:
+        check_policy(on_error, max_errors)
         self.datapipe = as_pipe(datapipe)
         self.kwargs = kwargs
+        self.on_error = on_error
+        self.max_errors = max_errors
 
     def _places(self) -> tuple[str, ...]:
         return ()
 
     def _length(self, shard: Shard) -> int:
+        refuse_length(self)
         return length_of(self.datapipe, shard)

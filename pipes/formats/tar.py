@@ -74,6 +74,7 @@ class TarReader:
         records: the `records` of that earlier reader (global pax headers reach over all that follows).
         select: whether a member of this name is wanted; the data of others are sought over, or read and dropped.
         concatenated: go on after an end mark with the next archive in the same stream.
+        on_skip: told the kind of each member that is not given.
 
     Attributes:
         position: the byte of the next member's first header.
@@ -96,6 +97,7 @@ class TarReader:
         records: Mapping[str, str] | None = None,
         select: Callable[[str], bool] | None = None,
         concatenated: bool = False,
+        on_skip: Callable[[str], object] | None = None,
     ) -> None:
         self.name = name
         self.position = offset
@@ -105,6 +107,7 @@ class TarReader:
         self._read = reader_of(stream, name)
         self._compression = check_mode(mode)
         self._select = select
+        self._on_skip = on_skip
         self._concatenated = concatenated
         self._seekable = "|" not in mode and bool(getattr(stream, "seekable", bool)())
         self._skipping = getattr(stream, "skip", None)
@@ -205,6 +208,8 @@ class TarReader:
                 return name, size, first
             what = "not selected" if what == "file" else what
             self.skipped[what] = self.skipped.get(what, 0) + 1
+            if self._on_skip is not None:
+                self._on_skip(what)
             size = 0 if what in _BARE else size
             self._pos += BLOCK + size + (-size & 511)
             self.position = first = self._base + self._pos

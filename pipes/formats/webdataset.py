@@ -12,10 +12,12 @@ from operator import itemgetter
 from typing import Any
 
 from pipes.datapipe import IterDataPipe, functional_datapipe
+from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
 from pipes.errors import DataError
 from pipes.run import Run
 from pipes.stages.wrapping import as_pipe
 from pipes.state import Anchors, Capture, Position, Ticks, damaged
+from pipes.utils import StreamWrapper
 
 __all__ = ["Sample", "WebDataset", "group_samples", "split_path"]
 
@@ -85,13 +87,27 @@ def split_path(path: str) -> tuple[str, str] | None:
     return path[:dot], path[dot + 1 :]
 
 
-def group_samples(items: Iterable[tuple[str, Any]], on_skip: Callable[[str], object] | None = None) -> Iterator[Sample]:
+class _Bad(dict[str, Any]):
+    """Swallows what else belongs to a bad sample; `stand_in` is what to give instead of it."""
+
+    stand_in: Any = None
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        StreamWrapper.close_streams(value)
+
+
+def group_samples(
+    items: Iterable[tuple[str, Any]],
+    on_skip: Callable[[str], object] | None = None,
+    on_bad: Callable[[Exception, str], Any] | None = None,
+) -> Iterator[Any]:
     """Consecutive `(path, data)` as samples.
 
     >>> list(group_samples([("a.jpg", b"1"), ("a.cls", b"2"), ("b.jpg", b"3")]))
     [{'__key__': 'a', 'jpg': b'1', 'cls': b'2'}, {'__key__': 'b', 'jpg': b'3'}]
 
     Paths without an extension belong to no sample; `on_skip(path)` is told of each. Values are passed on as they are.
+    `on_bad(error, key)` returns what to give instead of a bad sample, or None to go on without.
 
     Raises:
         AssertionError: a path is not a str.
@@ -111,14 +127,22 @@ def group_samples(items: Iterable[tuple[str, Any]], on_skip: Callable[[str], obj
                 on_skip(path)
             continue
         if key != current:
-            if current is not None:
+            if fields:
                 yield Sample(fields)
+            elif type(fields) is _Bad and fields.stand_in is not None:
+                yield fields.stand_in
             current, fields = key, {"__key__": key}
         if field in fields:
-            raise DataError(f"sample {key!r} has the field {field!r} twice: {path!r} is the second")
+            error = DataError(f"sample {key!r} has the field {field!r} twice: {path!r} is the second")
+            if on_bad is None:
+                raise error
+            fields = _Bad()
+            fields.stand_in = on_bad(error, key)
         fields[field] = data
-    if current is not None:
+    if fields:
         yield Sample(fields)
+    elif type(fields) is _Bad and fields.stand_in is not None:
+        yield fields.stand_in
 
 
 class _WebDatasetRun(Run):
@@ -129,6 +153,7 @@ class _WebDatasetRun(Run):
 
     stateful = True
     anchored = True
+    leaves_out = True
     count_fields = ("taken", "held")
 
     def check(self, position: Position) -> None:
@@ -138,7 +163,6 @@ class _WebDatasetRun(Run):
 
     def restore(self, position: Position) -> None:
         self.anchors = Anchors(self.upstream, 2)
-        self.left_out = 0
         self.ahead: list[Any] = []
         self.held = 0
         self.ticks = Ticks(0)
@@ -154,8 +178,11 @@ class _WebDatasetRun(Run):
         self.held = 1
         taken = map(_first, zip(self.inputs[0], self.ticks, strict=False))
         members = chain(self.ahead, taken, self._end())
+        samples = group_samples(members, self._leave_out, None if self.tolerant is None else self._handle)
+        if self.tolerant is not None:
+            samples = map(_first, zip(samples, self.tolerant.ticks, strict=False))
         try:
-            for number, sample in enumerate(group_samples(members, self._leave_out), 1):
+            for number, sample in enumerate(samples, 1):
                 if number % _ANCHOR_EVERY == 0:
                     self.anchors.note(self.ticks.count)
                 yield sample
@@ -170,7 +197,12 @@ class _WebDatasetRun(Run):
         yield from ()
 
     def _leave_out(self, _path: str) -> None:
-        self.left_out += 1
+        if self.tally is not None:
+            self.tally.leave_out("no extension")
+
+    def _handle(self, error: Exception, key: str) -> Any:
+        assert self.tally is not None
+        return self.tally.handle_record(error, key)
 
     def capture(self) -> Capture:
         return self.ticks.count, self.held, self.anchors.entries
@@ -191,12 +223,17 @@ class WebDataset(IterDataPipe[Sample]):
 
     A sample is a dict with the fields by name and the key under "__key__"; `sample[".jpg"]`, as torchdata spelled it,
     is `sample["jpg"]`. Values are passed on as they are: after `.load_from_tar()`, streams, which `.map(decode)` reads.
-    Names without an extension are left out.
+    Names without an extension are left out and counted. `on_error="skip"` leaves out samples that have a field twice.
 
     Raises, while iterating, DataError for a field that comes twice in one sample, AssertionError for a path not a str.
     """
 
     run_class = _WebDatasetRun
 
-    def __init__(self, datapipe: IterDataPipe[Any]) -> None:
+    def __init__(
+        self, datapipe: IterDataPipe[Any], *, on_error: OnError = "raise", max_errors: MaxErrors = BUDGET
+    ) -> None:
+        check_policy(on_error, max_errors)
         self.datapipe = as_pipe(datapipe)
+        self.on_error = on_error
+        self.max_errors = max_errors

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from pipes.datapipe import IterDataPipe, MapDataPipe
+from pipes.error_policy import Counts
 from pipes.errors import StateError, add_note, notes_of
 from pipes.loader2.blocks import SharedList
 from pipes.run import Context, Node, Run, inputs_of, walk
@@ -84,12 +85,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class StreamState:
-    """Where a stream stands: its table at output `at`, and the outputs given since the epoch's start."""
+    """Where a stream stands: its table at output `at`, and the outputs given since the epoch's start.
+
+    `counts` is what its stages have counted up to output `given`; the table has it, too, but as of `at`, and an ended
+    stream has no table.
+    """
 
     table: Table | None = None
     at: int = 0
     given: int = 0
     ended: bool = False
+    counts: Mapping[str, Counts] = field(default_factory=dict)
 
     def after(self, given: int) -> StreamState:
         """Return the state with `given` outputs given."""
@@ -106,6 +112,8 @@ def _is_users(node: Node) -> bool:
         return not isinstance(node.iterable, _DATA)
     if isinstance(node, MapDataPipe):
         return not (isinstance(node, SequenceWrapper) and isinstance(node.sequence, _DATA))
+    if callable(getattr(node, "on_error", None)):
+        return True
     return bool(getattr(node, "calls_user", False)) or getattr(type(node), "_own_iter", None) is not None
 
 
@@ -250,6 +258,10 @@ class Stream:
     def loose_notes(self) -> list[str]:
         """The notes that the error which ended this stream refused to take."""
         return self._context.loose_notes
+
+    def counts(self) -> dict[str, Counts]:
+        """Return what each stage with `on_error`, or that leaves things out, has counted; empty without any."""
+        return self._context.tallies.counts() if self._context.tallies else {}
 
     def table(self, snapshot: Snapshot) -> Table:
         """Return the JSON table that a snapshot of this stream stands for."""

@@ -8,7 +8,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, no_length
+from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, no_length, refuse_length
+from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
 from pipes.run import Context, Run
 from pipes.sources.listing import Identity, ListingRun, OpeningRun, RootsRun
 from pipes.stages.wrapping import as_pipe
@@ -146,6 +147,7 @@ class FileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
         mode: "r", "rt", "t" for text, "rb", "b" for bytes; archive readers need bytes.
         encoding: of text.
         length: what `len()` says; -1 is the input's length.
+        on_error, max_errors: "skip" leaves out names that cannot be opened, up to so many; see the page on errors.
 
     Raises ValueError for another mode, or an encoding with bytes; while iterating, TypeError for a name that is no str,
     OSError for a file that cannot be opened.
@@ -167,7 +169,11 @@ class FileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
         mode: str = "r",
         encoding: str | None = None,
         length: int = -1,
+        *,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = BUDGET,
     ) -> None:
+        check_policy(on_error, max_errors)
         if mode not in _MODES:
             raise ValueError(f"Invalid mode {mode!r}; a file is opened with one of {', '.join(_MODES)}")
         if "b" in mode and encoding is not None:
@@ -176,6 +182,8 @@ class FileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
         self.mode = mode
         self.encoding = encoding
         self.length = length
+        self.on_error = on_error
+        self.max_errors = max_errors
 
     def opened(self, name: Any) -> tuple[str, StreamWrapper]:
         """Open one file."""
@@ -188,4 +196,7 @@ class FileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
         return ()
 
     def _length(self, shard: Shard) -> int:
-        return length_of(self.datapipe, shard) if self.length < 0 else self.length
+        if self.length >= 0:
+            return self.length
+        refuse_length(self)
+        return length_of(self.datapipe, shard)

@@ -11,6 +11,7 @@ from pipes.changes import refuse_or_warn
 from pipes.errors import ChangedDataError, StateError
 from pipes.run import Node, Run, inputs_of
 from pipes.stages.flattening import ExpandingRun
+from pipes.stages.mapping import AppliedRun
 from pipes.state import Capture, Cursor, Position, count_from, damaged
 
 __all__ = ["Identity", "Listing", "ListingRun", "OpeningRun", "RootsRun", "has_constant_roots", "listing_of"]
@@ -166,17 +167,8 @@ class RootsRun(ExpandingRun):
         return position if known is None else {**position, "listing": known}
 
 
-class OpeningRun(Run):
+class OpeningRun(AppliedRun):
     """Opens each name (`opened` of its pipe); a restore opens only those that are still wanted."""
 
-    def elements(self) -> Iterator[Any]:
-        for name in self.inputs[0]:
-            try:
-                opened = self.pipe.opened(name)
-            except BaseException as error:
-                self.note(error, name)
-                raise
-            yield opened
-
-    def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
-        return [self.pipe.opened(name) for name in self.inputs[0].replay(count, wanted)]
+    def function(self) -> Callable[..., Any]:
+        return self.pipe.opened  # type: ignore[no-any-return]

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, no_length
+from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, no_length, refuse_length
+from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
 from pipes.errors import StoreNotFoundError
 from pipes.run import Context, Run
 from pipes.sources.listing import Identity, ListingRun, OpeningRun, RootsRun
@@ -129,6 +130,7 @@ class S3FileLoader(IterDataPipe[tuple[str, StreamWrapper]]):
         multi_part_download: accepted for code written against torchdata; an object is one stream either way.
         endpoint_url: of a store other than Amazon's; None leaves it to `options` and the environment.
         options: everything else about the store, see `S3Options`.
+        on_error, max_errors: "skip" leaves out objects that cannot be opened, up to so many; see the page on errors.
 
     Connections that break are resumed at the byte they broke at. A stream cannot seek; `skip(n)` goes forward.
     Raises ModuleNotFoundError without boto3; while iterating, ValueError for a name that is no S3 name, and the Store
@@ -152,7 +154,10 @@ class S3FileLoader(IterDataPipe[tuple[str, StreamWrapper]]):
         *,
         endpoint_url: str | None = None,
         options: S3Options | None = None,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = BUDGET,
     ) -> None:
+        check_policy(on_error, max_errors)
         if buffer_size is not None and buffer_size < 0:
             raise ValueError(f"buffer_size={buffer_size}: a number of bytes is needed")
         self.datapipe = as_pipe(datapipe)
@@ -160,6 +165,8 @@ class S3FileLoader(IterDataPipe[tuple[str, StreamWrapper]]):
         self.region = region
         self.buffer_size = buffer_size
         self.multi_part_download = multi_part_download
+        self.on_error = on_error
+        self.max_errors = max_errors
         self.endpoint_url = endpoint_url
         self.options = options
         self._store = _store(options, request_timeout_ms, region, endpoint_url)
@@ -172,6 +179,7 @@ class S3FileLoader(IterDataPipe[tuple[str, StreamWrapper]]):
         return ()
 
     def _length(self, shard: Shard) -> int:
+        refuse_length(self)
         return length_of(self.datapipe, shard)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any, TypeVar
+from operator import itemgetter
+from typing import Any, ClassVar, TypeVar
 
 from pipes.datapipe import IterDataPipe, functional_datapipe
+from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
 from pipes.run import Run
 from pipes.stages.columns import check_columns, pick_columns
 from pipes.stages.wrapping import as_pipe
@@ -18,6 +20,7 @@ __all__ = ["ExpandingRun", "FlatMapper"]
 R = TypeVar("R")
 
 _ANCHOR_EVERY = 16
+_first = itemgetter(0)
 
 
 class ExpandingRun(Run):
@@ -30,6 +33,8 @@ class ExpandingRun(Run):
     stateful = True
     anchored = True
     count_fields = ("taken", "given")
+    #: Whether `on_error` counts the outputs as what was taken, instead of the inputs.
+    counts_records: ClassVar[bool] = False
 
     def check(self, position: Position) -> None:
         super().check(position)
@@ -45,23 +50,28 @@ class ExpandingRun(Run):
         self.taken, self.skip = 0, 0
         self.ticks = Ticks(0)
         self.opened: list[Any] = []
+        # Whether an error that was handled ended the last input: it must not be opened, and counted, again.
+        self.over = False
         if position is None:
             self.anchors.note(0)
             return
+        self.over = position.get("over") is True
         taken, self.skip, anchor = position["taken"], position["given"], position["anchor"]["taken"]
         self.anchors.note(anchor)
-        wanted = [taken - anchor - 1] if taken > anchor else []
+        wanted = [taken - anchor - 1] if taken > anchor and not self.over else []
         self.opened = self.inputs[0].replay(taken - anchor, wanted)
         self.taken = taken
 
     def elements(self) -> Iterator[Any]:
         source = iter(self.inputs[0])
+        if self.tolerant is not None and not self.counts_records:
+            source = map(_first, zip(source, self.tolerant.ticks, strict=False))
         for element in self.opened:
             yield from self._open(element, self.skip)
         self.opened.clear()
         for element in source:
             self.taken += 1
-            self.skip = 0
+            self.skip, self.over = 0, False
             yield from self._open(element, 0)
             # Between two inputs this stage holds nothing, so an anchor here covers all that follows.
             if self.taken % _ANCHOR_EVERY == 0:
@@ -76,19 +86,31 @@ class ExpandingRun(Run):
                 self.ticks, self.skip = Ticks(skip), 0
             for output, _ in zip(outputs, self.ticks, strict=False):
                 yield output
+            return
         except GeneratorExit:
             raise
         except BaseException as error:
-            self.note(error, element)
-            raise
+            stand_in = self._handle(error, element)
+        if stand_in is not None:
+            yield stand_in
+
+    def _handle(self, error: BaseException, subject: Any) -> Any:
+        """Return what stands in for the rest of an input; None for nothing. Raises `error` where that ends the run."""
+        if self.tolerant is not None:
+            stand_in = self.tolerant.handle(error, subject)
+            self.over = True
+            return stand_in
+        self.note(error, subject)
+        raise error
 
     def capture(self) -> Capture:
-        return self.taken, self.skip or self.ticks.count, self.anchors.entries
+        return self.taken, self.skip or self.ticks.count, self.anchors.entries, self.over
 
     def describe(self, captured: Capture) -> Position:
-        taken, given, entries = captured
+        taken, given, entries, over = captured
         oldest = max(taken - 1, 0)
-        return {"taken": taken, "given": given, "anchor": self.anchors.describe(entries, oldest)}
+        position = {"taken": taken, "given": given, "anchor": self.anchors.describe(entries, oldest)}
+        return {**position, "over": True} if over else position
 
 
 class _FlatMapperRun(ExpandingRun):
@@ -105,6 +127,8 @@ class _FlatMapperRun(ExpandingRun):
 class FlatMapper(IterDataPipe[R]):
     """Give every item of `fn(x)` for each element x; without `fn`, of x itself or of its selected columns.
 
+    With `on_error="skip"`, the rest of an element for which it raises is left out, up to `max_errors` such elements.
+
     >>> from pipes.iter import IterableWrapper
     >>> list(IterableWrapper([1, 2]).flatmap(lambda x: [x, 10 * x]))
     [1, 10, 2, 20]
@@ -114,10 +138,19 @@ class FlatMapper(IterDataPipe[R]):
     calls_user = True
 
     def __init__(
-        self, datapipe: IterDataPipe[Any], fn: Callable[..., Iterable[R]] | None = None, input_col: Any = None
+        self,
+        datapipe: IterDataPipe[Any],
+        fn: Callable[..., Iterable[R]] | None = None,
+        input_col: Any = None,
+        *,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = BUDGET,
     ) -> None:
+        check_policy(on_error, max_errors)
         if fn is not None:
             check_columns(fn, input_col)
         self.datapipe = as_pipe(datapipe)
         self.fn = fn
         self.input_col = input_col
+        self.on_error = on_error
+        self.max_errors = max_errors

@@ -5,33 +5,61 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
+from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, refuse_length
+from pipes.error_policy import BUDGET, MaxErrors, OnError, Tally, check_policy
 from pipes.run import Run
 from pipes.seeds import KeyedGenerator
 from pipes.stages.columns import apply_to_columns, check_columns
 from pipes.stages.wrapping import as_pipe
 from pipes.state import Capture, Position
 
-__all__ = ["Mapper", "MapperRun"]
+__all__ = ["AppliedRun", "Mapper", "MapperRun"]
 
 R = TypeVar("R")
 
 
-class MapperRun(Run):
-    """Call the function on each element; a restore calls it only for elements that are still wanted."""
+class AppliedRun(Run):
+    """Base of stages that call one function on each input; a restore calls it only for elements still wanted.
+
+    With `on_error` outputs no longer tell inputs, so then a restore calls it for all that it re-reads.
+    """
+
+    def function(self) -> Callable[..., Any]:
+        """Return the function of one whole element."""
+        return self.pipe.function()  # type: ignore[no-any-return]
+
+    def subject(self, element: Any) -> Any:
+        """Return what an error is told to be about."""
+        return element
 
     def elements(self) -> Iterator[Any]:
-        function = self.pipe.function()
+        return self._strict() if self.tolerant is None else self._going_on(self.tolerant)
+
+    def _strict(self) -> Iterator[Any]:
+        function = self.function()
         for element in self.inputs[0]:
             try:
                 result = function(element)
             except BaseException as error:
-                self.note(error, element)
+                self.note(error, self.subject(element))
                 raise
             yield result
 
+    def _going_on(self, tally: Tally) -> Iterator[Any]:
+        function = self.function()
+        for element, _ in zip(self.inputs[0], tally.ticks, strict=False):
+            try:
+                result = function(element)
+            except BaseException as error:
+                result = tally.handle(error, self.subject(element))
+                if result is None:
+                    continue
+            yield result
+
     def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
-        function = self.pipe.function()
+        if self.tolerant is not None:
+            return super().replay(count, wanted)
+        function = self.function()
         return [self.applied(function, element) for element in self.inputs[0].replay(count, wanted)]
 
     def applied(self, function: Callable[..., Any], element: Any, **named: Any) -> Any:
@@ -39,8 +67,12 @@ class MapperRun(Run):
         try:
             return function(element, **named)
         except BaseException as error:
-            self.note(error, element)
+            self.note(error, self.subject(element))
             raise
+
+
+class MapperRun(AppliedRun):
+    """Of all stages the one that is named by its function."""
 
 
 class _KeyedMapperRun(MapperRun):
@@ -53,7 +85,7 @@ class _KeyedMapperRun(MapperRun):
         self.taken = 0 if position is None else position["taken"]
         self.generators = KeyedGenerator(self.context.key(self.stage, self.pipe))
 
-    def elements(self) -> Iterator[Any]:
+    def _strict(self) -> Iterator[Any]:
         function, generators = self.pipe.function(), self.generators
         for element in self.inputs[0]:
             ordinal = self.taken
@@ -65,6 +97,19 @@ class _KeyedMapperRun(MapperRun):
                 raise
             yield result
 
+    def _going_on(self, tally: Tally) -> Iterator[Any]:
+        function, generators = self.pipe.function(), self.generators
+        for element, _ in zip(self.inputs[0], tally.ticks, strict=False):
+            ordinal = self.taken
+            self.taken = ordinal + 1
+            try:
+                result = function(element, rng=generators.at(ordinal))
+            except BaseException as error:
+                result = tally.handle(error, element)
+                if result is None:
+                    continue
+            yield result
+
     def capture(self) -> Capture:
         return self.taken
 
@@ -72,6 +117,8 @@ class _KeyedMapperRun(MapperRun):
         return {"taken": captured}
 
     def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
+        if self.tolerant is not None:
+            return Run.replay(self, count, wanted)
         function, start = self.pipe.function(), self.taken
         elements = self.inputs[0].replay(count, wanted)
         self.taken = start + count
@@ -87,6 +134,7 @@ class Mapper(IterDataPipe[R]):
 
     With `rng=True`, `fn` gets a `numpy.random.Generator` as the keyword `rng`, keyed by (seed, epoch, stage,
     stream, number of the element): random augmentation that a resume repeats exactly, wherever it stands.
+    With `on_error="skip"`, elements for which `fn` raises are left out, up to `max_errors`; see the page on errors.
     Raises TypeError if `fn` is not callable, ValueError if it cannot take the columns.
 
     >>> from pipes.iter import IterableWrapper
@@ -99,8 +147,15 @@ class Mapper(IterDataPipe[R]):
     run_class = MapperRun
     calls_user = True
     _chained_overloads: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("fn: Callable[..., R], *, rng: bool = False", "Mapper[R]"),
-        ("fn: Callable[..., Any], input_col: Any, output_col: Any = None, *, rng: bool = False", "Mapper[Any]"),
+        (
+            "fn: Callable[..., R], *, rng: bool = False, on_error: OnError = 'raise', max_errors: MaxErrors = 0.1",
+            "Mapper[R]",
+        ),
+        (
+            "fn: Callable[..., Any], input_col: Any, output_col: Any = None, *, rng: bool = False, "
+            "on_error: OnError = 'raise', max_errors: MaxErrors = 0.1",
+            "Mapper[Any]",
+        ),
     )
 
     def __init__(
@@ -111,13 +166,18 @@ class Mapper(IterDataPipe[R]):
         output_col: Any = None,
         *,
         rng: bool = False,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = BUDGET,
     ) -> None:
         check_columns(fn, input_col, output_col, rng=rng)
+        check_policy(on_error, max_errors)
         self.datapipe = as_pipe(datapipe)
         self.fn = fn
         self.input_col = input_col
         self.output_col = output_col
         self.rng = rng
+        self.on_error = on_error
+        self.max_errors = max_errors
 
     def function(self) -> Callable[..., Any]:
         """Return the function of one whole element that this stage applies."""
@@ -131,4 +191,5 @@ class Mapper(IterDataPipe[R]):
         return ()
 
     def _length(self, shard: Shard) -> int:
+        refuse_length(self)
         return length_of(self.datapipe, shard)

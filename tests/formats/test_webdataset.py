@@ -163,7 +163,7 @@ def test_a_restore_takes_the_members_of_at_most_thirty_two_samples_again() -> No
 def test_members_left_out_are_counted_and_errors_name_the_stage() -> None:
     run = start(IterableWrapper(members(9)).then(WebDataset))
     list(run)
-    assert run.left_out == 3
+    assert run.context.tallies.counts()["1:WebDataset"].left_out == (("no extension", 3),)
     with pytest.raises(DataError, match="twice") as caught:
         list(IterableWrapper([("a.x", 1), ("a.x", 2)]).then(WebDataset))
     assert "1:WebDataset" in caught.value.__notes__[0]
