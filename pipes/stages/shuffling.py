@@ -97,6 +97,8 @@ class _ShufflerRun(Run):
         if not self.fixed:
             buffer.extend(islice(source, size - len(buffer)))
             self.fixed = None if len(buffer) == size else len(buffer)
+        elif self.fixed is not None:
+            self._check_end(source)
         if self.fixed is None:
             length, ticks = max(size, _LEAST_BLOCK), self.ticks
             while True:
@@ -110,6 +112,14 @@ class _ShufflerRun(Run):
                     break
             self.fixed = ticks.count + size
         yield from self._drain()
+
+    def _check_end(self, source: Iterator[Any]) -> None:
+        """Go to the end of the input of a run that was restored beyond it: what is skipped there counts, too."""
+        for _ in source:
+            raise StateError(
+                f"stage {self.stage} has more elements than when the state was saved (after {self.fixed}); the data "
+                "changed: resume with the data the state was made from, or start afresh"
+            )
 
     def _drain(self) -> Iterator[Any]:
         buffer = self.buffer
