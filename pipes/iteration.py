@@ -17,11 +17,12 @@ from collections.abc import Callable, Generator, Iterator
 from types import FunctionType
 from typing import Any, Protocol
 
-from pipes.error_policy import Tallies, check_budget, tell
+from pipes.error_policy import check_budget, tell
 from pipes.errors import StaleIteratorError
 from pipes.node import describe_automatic_sharding
 from pipes.run import Context, Node, Run, inputs_of, walk
 from pipes.shard_points import check_shard_points
+from pipes.tallies import Tallies
 
 __all__ = ["expect", "iterate", "stop_expecting"]
 

@@ -19,7 +19,6 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any, ClassVar
 
-from pipes.error_policy import Tallies, Tally
 from pipes.errors import GraphError, add_note, brief, notes_of
 from pipes.node import (
     Node,
@@ -44,9 +43,11 @@ from pipes.state import (
     anchor_of,
     check_positions,
     count_from,
+    positions_in,
     pull,
     table_of,
 )
+from pipes.tallies import Tallies, Tally, open_tally
 
 __all__ = [
     "Context",
@@ -158,16 +159,7 @@ class Context:
 
     def _oldest_shared(self, pipe: Node, stage: str, position: Position) -> Position:
         """Of all positions of a shared stage, at the end of a table or inside anchors, return the oldest one."""
-        found = [position] if position is not None else []
-        pending: list[Any] = [self.table]
-        while pending:
-            value = pending.pop()
-            # What lies beside "round" or "again" belongs to another pass over the same stages.
-            if isinstance(value, dict) and not value.keys() & {"round", "again"}:
-                for key, item in value.items():
-                    if key == stage:
-                        found.append(item)
-                    pending.append(item)
+        found = [*([] if position is None else [position]), *positions_in(self.table, stage)]
         if not found:
             return None
         if any(each is pipe for node in self.nodes if type(node)._is_replayed(node) for each in walk(node)):
@@ -196,9 +188,7 @@ class Context:
     def leave(self, child: Context) -> None:
         """Close a context that `again` or `nested` made and forget it."""
         child.close()
-        for run in child.runs.values():
-            if run.tally is not None:
-                self.tallies.drop(run.tally, run.stage)
+        self.tallies.drop(child.runs.values())
         self.children = [each for each in self.children if each is not child]
 
     def key(self, stage: str, pipe: Node) -> int:
@@ -262,23 +252,12 @@ class Run:
 
     def open(self, position: Position, table: Table | None) -> None:
         """Go to `position` (None: the start) in `table`; what `input_pipes` names is open and stands in `inputs`."""
-        if self.leaves_out or getattr(self.pipe, "on_error", "raise") != "raise":
-            self._open_tally(table)
+        self.tally = open_tally(self, table)
+        self.tolerant = self.tally if self.tally is not None and self.tally.tolerant else None
         self.link()
         if position is not None:
             self.check(position)
         self.restore(position)
-
-    def _open_tally(self, table: Table | None) -> None:
-        context = self.context
-        self.tally = Tally(self, whole=context.alone or context.streams == 1)
-        saved = None if table is None else table.get(self.tally.stage)
-        context.tallies.add(self.tally, self.stage, context.rounds, saved)
-
-    @property
-    def tolerant(self) -> Tally | None:
-        """The tally of a stage that goes on after an error; None when errors end the run."""
-        return self.tally if self.tally is not None and self.tally.tolerant else None
 
     def link(self) -> None:
         """Work out `upstream` and `segment` from the inputs."""

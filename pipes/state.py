@@ -39,6 +39,7 @@ __all__ = [
     "check_table",
     "count_from",
     "damaged",
+    "positions_in",
     "pull",
     "table_of",
 ]
@@ -213,6 +214,21 @@ def check_positions(stages: Iterable[Remembers], table: Any, where: str) -> None
         if stage.stage in table:
             stage.check(table[stage.stage])
             stage.check_upstream(table[stage.stage])
+
+
+def positions_in(table: Table | None, stage: str) -> list[Position]:
+    """Return all positions of `stage` in a table, those inside anchors included."""
+    found: list[Position] = []
+    pending: list[Any] = [table]
+    while pending:
+        value = pending.pop()
+        # What lies beside "round" or "again" belongs to another pass over the same stages.
+        if isinstance(value, dict) and not value.keys() & {"round", "again"}:
+            for key, item in value.items():
+                if key == stage:
+                    found.append(item)
+                pending.append(item)
+    return found
 
 
 def pull(iterator: Iterator[Any], count: int, wanted: Sequence[int], stage: str) -> list[Any]:

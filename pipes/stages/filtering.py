@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pipes.datapipe import IterDataPipe, functional_datapipe
-from pipes.error_policy import BUDGET, MaxErrors, OnError, Tally, check_policy
+from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
 from pipes.run import Run
 from pipes.stages.columns import check_columns, pick_columns
 from pipes.stages.wrapping import as_pipe
+from pipes.tallies import Tally
 
 __all__ = ["Filter"]
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, refuse_length
-from pipes.error_policy import BUDGET, MaxErrors, OnError, Tally, check_policy
+from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
 from pipes.run import Run
 from pipes.seeds import KeyedGenerator
 from pipes.stages.columns import apply_to_columns, check_columns
 from pipes.stages.wrapping import as_pipe
 from pipes.state import Capture, Position
+from pipes.tallies import Tally
 
 __all__ = ["AppliedRun", "Mapper", "MapperRun"]
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
+from pipes.errors import StateError
 from pipes.run import Context, Run
 from pipes.seeds import Draws
 from pipes.stages.batching import UnBatcher

@@ -1,0 +1,274 @@
+"""What stages count: elements that failed under `on_error`, and what they leave out by rule.
+
+Contract
+- A `Tally` counts for one stage in one stream, from the start of the epoch. It is part of the state like a stage of its
+  own, called "<stage>+errors", so neither a resume nor a restarted worker counts an element twice.
+- A stage under on_error="raise" that leaves nothing out has none, and no code of this module runs for an element.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from pipes.error_policy import Counts, MaxErrors, OnError, exceeded, exceeding
+from pipes.errors import (
+    ErrorBudgetExceeded,
+    GraphError,
+    StaleIteratorError,
+    StateError,
+    WorkerError,
+    add_note,
+    brief,
+    mask,
+)
+from pipes.state import Capture, Position, Ticks, count_from, damaged
+
+__all__ = ["Tallies", "Tally", "open_tally"]
+
+# A stream that gives nothing would otherwise go on to the end of its data, and some data have no end.
+_IN_A_ROW = 10_000
+_LONGEST = 240
+
+_NEVER_SKIPPED = (
+    GraphError,
+    StateError,
+    StaleIteratorError,
+    ErrorBudgetExceeded,
+    WorkerError,
+    ImportError,
+    MemoryError,
+)
+
+_log = logging.getLogger("pipes")
+
+
+class Owner(Protocol):
+    """The run that a tally counts for."""
+
+    stage: str
+    pipe: Any
+    context: Any
+
+    @property
+    def leaves_out(self) -> bool: ...
+    def note(self, error: BaseException, *element: Any) -> None: ...
+
+
+class Tally:
+    """The counts of one stage in one stream; stands in the state beside its stage."""
+
+    optional = True
+    __slots__ = (
+        "_at_error",
+        "_first",
+        "_last",
+        "_left_out",
+        "_owner",
+        "_replaced",
+        "_row",
+        "_skipped",
+        "_whole",
+        "max_errors",
+        "on_error",
+        "stage",
+        "ticks",
+    )
+
+    def __init__(self, owner: Owner, *, whole: bool) -> None:
+        self._owner = owner
+        self.stage = f"{owner.stage}+errors"
+        self.on_error: OnError = getattr(owner.pipe, "on_error", "raise")
+        self.max_errors: MaxErrors = getattr(owner.pipe, "max_errors", None) if self.tolerant else None
+        # Whether this stream is all there is, so that its own counts decide about the budget.
+        self._whole = whole
+        self._row, self._at_error = 0, -1
+        self.start(Counts())
+
+    @property
+    def tolerant(self) -> bool:
+        """Whether errors are handled here at all; else only what is left out is counted."""
+        return self.on_error != "raise"
+
+    def start(self, counts: Counts) -> None:
+        """Go on from `counts`."""
+        self.ticks = Ticks(counts.taken)
+        self._skipped, self._replaced = counts.skipped, counts.replaced
+        self._first, self._last = counts.first, counts.last
+        self._left_out = dict(counts.left_out)
+
+    def take(self) -> None:
+        """Count one element taken; fast loops zip with `ticks` instead."""
+        next(iter(self.ticks))
+
+    def leave_out(self, kind: str) -> None:
+        """Count something that is left out by rule."""
+        self._left_out[kind] = self._left_out.get(kind, 0) + 1
+
+    def handle_record(self, error: Exception, element: Any) -> Any:
+        """As `handle`, where elements count when they are given: one that is left out is counted here."""
+        stand_in = self.handle(error, element, 1)
+        if stand_in is None:
+            self.take()
+        return stand_in
+
+    def handle(self, error: BaseException, element: Any, uncounted: int = 0) -> Any:
+        """Return what stands in for the element that failed with `error`, None to skip it; or raise.
+
+        `uncounted` elements have been taken beyond those that `ticks` counts.
+        """
+        self._owner.note(error, element)
+        if not self.tolerant or not isinstance(error, Exception) or isinstance(error, _NEVER_SKIPPED):
+            raise error
+        stand_in = None
+        if not isinstance(self.on_error, str):
+            try:
+                stand_in = self.on_error(error, element)
+            except BaseException as raised:
+                if raised is not error:
+                    add_note(raised, f"while on_error of stage {self._owner.stage} handled the error before")
+                raise
+        if stand_in is None:
+            self._skipped += 1
+        else:
+            self._replaced += 1
+        self._last = _shown(error, element)
+        self._first = self._first or self._last
+        _log.debug("stage %s: %s", self._owner.stage, self._last)
+        self._check(error, self.ticks.count + uncounted)
+        return stand_in
+
+    def _check(self, error: Exception, taken: int) -> None:
+        self._row = self._row + 1 if taken <= self._at_error + 1 else 1
+        self._at_error = taken
+        counts = self.counts()._replace(taken=taken)
+        why = exceeded(counts, False) if self._whole or isinstance(self.max_errors, int) else ""
+        if not why and self._row >= _IN_A_ROW and self.max_errors is not None:
+            why = f"{_IN_A_ROW} in a row, which max_errors={self.max_errors:g}"
+        if why:
+            raise exceeding(self._owner.stage, counts, why) from error
+
+    def counts(self) -> Counts:
+        """Return the counts as they are now."""
+        return Counts(
+            self.ticks.count if self.tolerant else 0,
+            self._skipped,
+            self._replaced,
+            self._first,
+            self._last,
+            tuple(self._left_out.items()),
+            self.max_errors,
+        )
+
+    def capture(self) -> Capture:
+        if self.tolerant:
+            return self.ticks.count, self._skipped, self._replaced, self._first, tuple(self._left_out.items())
+        return (0, 0, 0, "", tuple(self._left_out.items())) if self._left_out else None
+
+    def describe(self, captured: Capture) -> Position:
+        if captured is None:
+            return None
+        taken, skipped, replaced, first, left_out = captured
+        position: dict[str, Position] = {"taken": taken} if self.tolerant else {}
+        if skipped or replaced:
+            position.update(skipped=skipped, replaced=replaced, first=first)
+        if left_out:
+            position["left_out"] = dict(left_out)
+        return position
+
+    def check(self, position: Position) -> None:
+        """Refuse, with StateError, what `describe` never gives."""
+        self.read(position)
+
+    def check_upstream(self, position: Position) -> None:
+        """A tally reads nothing."""
+
+    def read(self, position: Position) -> Counts:
+        """Return the counts that a saved position holds; raises StateError for what is none."""
+        fields = {} if position is None else position
+        taken, skipped, replaced = (
+            count_from(fields, name, self.stage) if not isinstance(fields, dict) or name in fields else 0
+            for name in ("taken", "skipped", "replaced")
+        )
+        first, left_out = fields.get("first", ""), fields.get("left_out", {})
+        if not isinstance(first, str) or not isinstance(left_out, dict) or skipped + replaced > taken:
+            raise damaged(f"{self.stage} holds no counts")
+        kinds = tuple((kind, count_from(left_out, kind, self.stage)) for kind in left_out)
+        return Counts(taken, skipped, replaced, first[:_LONGEST], "", kinds, self.max_errors)
+
+
+def _shown(error: Exception, element: Any) -> str:
+    try:
+        text = mask(str(error))
+    except Exception:
+        text = "<unprintable>"
+    what = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    shown = brief(element, 60)
+    at = f" (element {shown})" if shown not in what else ""
+    return f"{what[: _LONGEST - len(at)]}{at}".replace("\n", " ")
+
+
+class _Record:
+    """All tallies of one stage in a stream: those in use now, and the counts of the rounds before theirs."""
+
+    def __init__(self, rounds: tuple[int, ...]) -> None:
+        self.rounds = rounds
+        self.before = Counts()
+        self.peak = Counts()
+        self.live: list[Tally] = []
+
+    def counts(self) -> Counts:
+        return max([self.peak, *[tally.counts() for tally in self.live]], key=_progress)
+
+
+def _progress(counts: Counts) -> tuple[int, int, int]:
+    return counts.taken, counts.errors, sum(number for _, number in counts.left_out)
+
+
+class Tallies:
+    """The tallies of one stream, over all contexts in which its stages run.
+
+    A stage runs again in each round of a cycle and goes on from the counts of the round before. A stage may be open
+    twice in one round, when one of the two goes over elements again: the one that is ahead counts.
+    """
+
+    def __init__(self) -> None:
+        self._records: dict[str, _Record] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._records)
+
+    def add(self, tally: Tally, stage: str, rounds: tuple[int, ...], position: Position) -> None:
+        """Have `tally` count from `position`, or from where its round begins."""
+        record = self._records.setdefault(stage, _Record(rounds))
+        if rounds > record.rounds:
+            record.before = record.peak = record.counts()
+            record.rounds = rounds
+            record.live.clear()
+        if position is not None:
+            tally.start(tally.read(position))
+        elif rounds == record.rounds:
+            tally.start(record.before)
+        record.live.append(tally)
+
+    def drop(self, tally: Tally, stage: str) -> None:
+        """Forget a tally that counts no more, but not its counts."""
+        record = self._records[stage]
+        if tally in record.live:
+            record.peak = record.counts()
+            record.live.remove(tally)
+
+    def counts(self) -> dict[str, Counts]:
+        """Return what each stage counted so far."""
+        return {stage: record.counts() for stage, record in self._records.items()}
+
+
+def open_tally(run: Owner, table: Mapping[str, Position] | None) -> Tally | None:
+    """Return the tally of a stage that needs one, at the counts that `table` holds."""
+    if not run.leaves_out and getattr(run.pipe, "on_error", "raise") == "raise":
+        return None
+    context = run.context
+    tally = Tally(run, whole=context.alone or context.streams == 1)
+    context.tallies.add(tally, run.stage, context.rounds, None if table is None else table.get(tally.stage))
+    return tally
