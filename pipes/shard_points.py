@@ -129,5 +129,7 @@ def _mismatch(node: Node, split: list[Flow], names: dict[int, str]) -> str:
 
 
 def _places_of(node: Node) -> tuple[str, ...] | None:
-    # A user's own __iter__ in a class derived from a stage may do anything.
-    return None if getattr(type(node), "_own_iter", None) is not None else type(node)._places(node)
+    # A user's own __iter__ in a class derived from a stage may do anything; on_error may leave elements out.
+    if getattr(type(node), "_own_iter", None) is not None or getattr(node, "on_error", "raise") != "raise":
+        return None
+    return type(node)._places(node)

@@ -9,7 +9,7 @@ Contract
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from pipes.error_policy import Counts, MaxErrors, OnError, exceeded, exceeding
@@ -31,6 +31,7 @@ __all__ = ["Tallies", "Tally", "open_tally"]
 _IN_A_ROW = 10_000
 _LONGEST = 240
 
+# These say nothing about the element.
 _NEVER_SKIPPED = (
     GraphError,
     StateError,
@@ -50,6 +51,7 @@ class Owner(Protocol):
     stage: str
     pipe: Any
     context: Any
+    tally: Any
 
     @property
     def leaves_out(self) -> bool: ...
@@ -252,12 +254,13 @@ class Tallies:
             tally.start(record.before)
         record.live.append(tally)
 
-    def drop(self, tally: Tally, stage: str) -> None:
-        """Forget a tally that counts no more, but not its counts."""
-        record = self._records[stage]
-        if tally in record.live:
-            record.peak = record.counts()
-            record.live.remove(tally)
+    def drop(self, runs: Iterable[Owner]) -> None:
+        """Forget the tallies of runs that count no more, but not their counts."""
+        for run in runs:
+            record = self._records.get(run.stage)
+            if record is not None and run.tally in record.live:
+                record.peak = record.counts()
+                record.live.remove(run.tally)
 
     def counts(self) -> dict[str, Counts]:
         """Return what each stage counted so far."""

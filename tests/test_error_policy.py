@@ -19,6 +19,7 @@ from pipes import IterDataPipe
 from pipes.error_policy import Counts, check_policy, summed
 from pipes.errors import DataError, ErrorBudgetExceeded, GraphError, StateError
 from pipes.iter import IterableWrapper
+from pipes.shard_points import check_shard_points
 
 CSV = b'id,text\n1,"two\nlines"\n2,"bad \xff\nquoted"\n3,fine\n4,\xff\n5,end\n'
 LINES = b'{"a": 1}\n{"a":\n\n[2]\nno\n3\n'
@@ -218,6 +219,15 @@ class TestElements:
         ):
             with pytest.raises(TypeError, match="it may skip elements"):
                 len(pipe)
+
+    def test_it_may_not_stand_between_shard_points_and_a_zip(self) -> None:
+        def graph(**policy: Any) -> IterDataPipe[Any]:
+            left, right = (IterableWrapper(range(6)).sharding_filter() for _ in range(2))
+            return left.map(thirds_fail, **policy).zip(right)
+
+        check_shard_points(graph(), 2)
+        with pytest.raises(GraphError, match="would pair what does not belong together"):
+            check_shard_points(graph(on_error="skip"), 2)
 
 
 class TestBudget:

@@ -86,12 +86,13 @@ class RecordsRun(ExpandingRun):
         self.object: str | None = None
 
     def _open(self, element: Any, skip: int) -> Iterator[Any]:
-        stream = known = found = None
+        stream, same = None, False
         try:
             validate_pathname_binary_tuple(element)
             path, stream = element
             at, found = dict(self.saved or {}), identity(stream)
             refuse_or_warn(self.context.on_changed_data, _check_version, path, at.pop("object", found), found)
+            same = True
             records = self.read(path, stream, at)
             self.saved, self.object = None, found
             if self.tolerant is not None and self.counts_records:
@@ -101,9 +102,9 @@ class RecordsRun(ExpandingRun):
         except GeneratorExit:
             raise
         except BaseException as error:
-            if known != found:
+            if isinstance(error, ChangedDataError) and not same:
                 self.note(error, path)
-                raise  # no fault of the data: skipping here would lose what the state promised
+                raise  # skipping here would lose what the state promised
             if self.tolerant is not None and self.counts_records:
                 self.tolerant.take()
             stand_in = self._handle(error, element[0] if isinstance(element, tuple) and element else element)
