@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec
 from torch.utils.data import Dataset, IterableDataset
 
 from pipes.errors import GraphError
-from pipes.iteration import iterate
+from pipes.iteration import iterate, load_state_into, state_of
 from pipes.node import built_at
 from pipes.run import Context, Node, Run
 from pipes.tree import parameters_of, tree_of
@@ -52,7 +52,7 @@ Class = TypeVar("Class", bound=type)
 
 _HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 # What running leaves on a pipe and no copy of it takes along.
-_UNSAVED = frozenset({"_pipes_epoch", "_seed_epoch", "_generation", "_sharding_told"})
+_UNSAVED = frozenset({"_pipes_epoch", "_pipes_seed", "_seed_epoch", "_generation", "_iteration", "_sharding_told"})
 _CATALOGUES = ("pipes.iter", "pipes.map")
 
 # A shard is (number of this stream, number of streams); the whole is one stream of one.
@@ -206,6 +206,33 @@ class IterDataPipe(ChainedIter[T_co], _Described, IterableDataset[T_co]):
         except RecursionError:
             raise no_length(self, "the graph is too deep to count; raise Python's recursion limit") from None
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the newest iteration of the graph that ends in this pipe stands, as plain JSON data.
+
+        It is that after the last element given, also after `break`; after the end, that of the next epoch's start.
+        A class with a `state_dict` of its own gives its own state instead: ask a stage below it, or a DataLoader2.
+        Raises StateError for a graph with a fork or demux, and after an error.
+
+        >>> from pipes.iter import IterableWrapper
+        >>> pipe = IterableWrapper(range(6)).shuffle(3)
+        >>> iterator = iter(pipe)
+        >>> first, state = next(iterator), pipe.state_dict()
+        >>> rest = list(iterator)
+        >>> again = IterableWrapper(range(6)).shuffle(3)
+        >>> again.load_state_dict(state)
+        >>> list(again) == rest
+        True
+        """
+        return state_of(self)
+
+    def load_state_dict(self, state: Any, *, on_changed_data: str = "raise") -> None:
+        """Go on, from the next `iter` on, where `state` was saved by an equal graph; an iterator in use is replaced.
+
+        `on_changed_data` is that of `DataLoader2.load_state_dict`. Raises StateError, and changes nothing, for a state
+        that is damaged, or of another graph.
+        """
+        load_state_into(self, state, on_changed_data)
+
     def __add__(self, other: Any) -> Any:
         return self.concat(other)
 
@@ -222,8 +249,13 @@ class IterDataPipe(ChainedIter[T_co], _Described, IterableDataset[T_co]):
 
     def _is_replayed(self) -> bool:
         cls = type(self)
-        remembers = hasattr(cls, "state_dict") and hasattr(cls, "load_state_dict")
-        return cls._own_iter is not None and not remembers and not self.stateless
+        return cls._own_iter is not None and not cls._remembers() and not self.stateless
+
+    @classmethod
+    def _remembers(cls) -> bool:
+        """Return whether a user's class has a state of its own."""
+        own, base = cls.state_dict, IterDataPipe.state_dict
+        return own is not base and cls.load_state_dict is not IterDataPipe.load_state_dict
 
     def then(self, stage: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Return `stage(self, *args, **kwargs)`: the typed way to chain any class, registered or not."""

@@ -6,6 +6,7 @@ Contract
   iterators raise StaleIteratorError at the next use.
 - The children of one fork or demux share its run: they form a generation. A child that was already started in the
   generation begins a new one, which replaces the older with all its children.
+- A state that was loaded into a pipe is where its next iteration begins (pipe_state.py); the older one is replaced.
 - In a worker of torch's DataLoader, and under torch.distributed, the context is one stream of several.
 """
 
@@ -14,17 +15,20 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator
+from itertools import chain
 from types import FunctionType
 from typing import Any, Protocol
 
 from pipes.error_policy import check_budget, tell
-from pipes.errors import StaleIteratorError
+from pipes.errors import StaleIteratorError, StateError
 from pipes.node import describe_automatic_sharding
+from pipes.pipe_state import Iteration, Loaded, loaded_into, read, state_at
 from pipes.run import Context, Node, Run, inputs_of, walk
 from pipes.shard_points import check_shard_points
+from pipes.state import Table
 from pipes.tallies import Tallies
 
-__all__ = ["expect", "iterate", "stop_expecting"]
+__all__ = ["expect", "iterate", "load_state_into", "state_of", "stop_expecting"]
 
 
 class Asking(Protocol):
@@ -61,7 +65,7 @@ class _Generation:
         for member in self.members:
             context = member()
             if context is not None:
-                _replace(context, successor)
+                _replace(context, _newer(successor))
         self.context.close()
 
 
@@ -75,9 +79,40 @@ def iterate(pipe: Node) -> Iterator[Any]:
         host = _host(pipe)
         if host is not None:
             return host.nest(pipe)
-    context = _context_of_its_own(pipe)
+    loaded = loaded_into(pipe)
+    context = _context_of_its_own(pipe, loaded)
     _warn_of_automatic_sharding(context)
-    return _guarded(context, _begin(context))
+    table = None if loaded is None else loaded.table
+    run = _begin(context, table)
+    pipe.__dict__["_iteration"] = iteration = Iteration(context, run, table)
+    return _guarded(context, run, iteration, loaded)
+
+
+def state_of(pipe: Node) -> dict[str, Any]:
+    """Return where the newest iteration of `pipe` stands, as JSON data; raises StateError where nobody can tell."""
+    loaded = pipe.__dict__.get("_loaded")
+    if loaded is None:
+        owner = _owners.get(id(pipe), lambda: None)()
+        if owner is not None and owner.last is not pipe:
+            raise StateError(
+                f"{type(pipe).__name__} is read by {type(owner.last).__name__}: ask the last stage of a graph"
+            )
+        _, stream, streams = _stream_of(walk(pipe))
+        loaded = state_at(pipe, _seed_of(pipe), stream, streams)
+    state: dict[str, Any] = loaded.to_json()
+    return state
+
+
+def load_state_into(pipe: Node, state: Any, on_changed_data: str = "raise") -> None:
+    """Have the next iteration of `pipe` go on where `state` was saved; raises StateError, and changes nothing."""
+    if on_changed_data not in ("raise", "warn"):
+        raise ValueError(f"on_changed_data must be 'raise' or 'warn', not {on_changed_data!r}")
+    loaded = read(pipe, state, on_changed_data)
+    owner = _owners.get(id(pipe), lambda: None)()
+    if owner is not None and owner.last is pipe:
+        _replace(owner, "load_state_dict() was called; the next iter() goes on from that state")
+    pipe.__dict__["_loaded"] = loaded
+    pipe.__dict__.pop("_iteration", None)
 
 
 def expect(run: Asking) -> None:
@@ -101,16 +136,16 @@ def _host(pipe: Node) -> Asking | None:
     return None
 
 
-def _begin(context: Context) -> Run:
+def _begin(context: Context, table: Table | None = None) -> Run:
     """Take over the pipes of a context from older ones, join the generations of its shared stages, open its runs."""
     private = _join_generations(context)
     for node in private:
         owner = _owners.get(id(node), lambda: None)()
         if owner is not None:
-            _replace(owner, context.names[id(node)])
+            _replace(owner, _newer(context.names[id(node)]))
     for node in private:
         _owners[id(node)] = weakref.ref(context, _forget(id(node)))
-    return context.start()
+    return context.start(table)
 
 
 def _join_generations(context: Context) -> list[Node]:
@@ -158,35 +193,73 @@ def _forget(key: int) -> Callable[[weakref.ref[Context]], None]:
     return forget
 
 
-def _replace(context: Context, name: str) -> None:
-    context.replaced_by = name
+def _newer(name: str) -> str:
+    return (
+        f"a newer iterator of {name} took over; a pipe has one iterator at a time, so use .fork() for two readers of "
+        "the same elements"
+    )
+
+
+def _replace(context: Context, why: str) -> None:
+    context.replaced_by = why
     context.close()
 
 
-def _context_of_its_own(pipe: Node) -> Context:
-    from torch.utils.data import get_worker_info
-
-    epoch = pipe.__dict__.get("_pipes_epoch", 0)
-    pipe.__dict__["_pipes_epoch"] = epoch + 1
-    info = get_worker_info()
-    rank, world = _rank()
+def _context_of_its_own(pipe: Node, loaded: Loaded | None = None) -> Context:
     nodes = walk(pipe)
-    workers, ranks = _sharded_by_hand(nodes, 1 if info is None else info.num_workers, world)
-    if ranks:
-        rank, world = 0, 1
-    if info is None:
-        seed, stream, streams = _initial_seed(), rank, world
-    else:
-        # The workers of one loader share its base seed; it is new each epoch, unless the workers are persistent.
-        seed = info.seed - info.id
-        stream, streams = (rank, world) if workers else (info.id * world + rank, info.num_workers * world)
+    world, stream, streams = _stream_of(nodes)
+    seed, epoch = _seed_of(pipe), pipe.__dict__.get("_pipes_epoch", 0)
+    on_changed_data = "raise"
+    if loaded is not None:
+        loaded.check_stream(stream, streams)
+        seed, epoch, on_changed_data = loaded.seed, loaded.epoch, loaded.on_changed_data
     if streams > 1:
         check_shard_points(pipe, streams, world)
-    context = Context(pipe, seed=seed, epoch=epoch, stream=stream, streams=streams, world=world, alone=True)
+    context = Context(
+        pipe,
+        seed=seed,
+        epoch=epoch,
+        stream=stream,
+        streams=streams,
+        world=world,
+        alone=True,
+        on_changed_data=on_changed_data,
+    )
+    pipe.__dict__["_pipes_epoch"] = epoch + 1
     for node in nodes:
+        if loaded is not None and context.names[id(node)] in loaded.seeded:
+            node.__dict__["_seed_epoch"] = loaded.seeded[context.names[id(node)]]
         if node.__dict__.get("_seed") is not None and node.__dict__.get("_seed_epoch", 0) is None:
             node.__dict__["_seed_epoch"] = epoch
     return context
+
+
+def _seed_of(pipe: Node) -> int:
+    """Return the seed of the next iteration: that of the state it began with, the torch loader's, or torch's own."""
+    from torch.utils.data import get_worker_info
+
+    kept: int | None = pipe.__dict__.get("_pipes_seed")
+    if kept is not None:
+        return kept
+    info = get_worker_info()
+    if info is None:
+        return _initial_seed()
+    # The workers of one loader share its base seed; it is new each epoch, unless the workers are persistent.
+    return int(info.seed - info.id)
+
+
+def _stream_of(nodes: list[Node]) -> tuple[int, int, int]:
+    """Return (number of ranks that split the graph, number of this stream, number of streams)."""
+    from torch.utils.data import get_worker_info
+
+    info = get_worker_info()
+    rank, world = _rank()
+    workers, ranks = _sharded_by_hand(nodes, 1 if info is None else info.num_workers, world)
+    if ranks:
+        rank, world = 0, 1
+    if info is None or workers:
+        return world, rank, world
+    return world, info.id * world + rank, info.num_workers * world
 
 
 def _sharded_by_hand(nodes: list[Node], workers: int, world: int) -> tuple[bool, bool]:
@@ -249,20 +322,33 @@ def _end_of_epoch(context: Context) -> None:
         tell(counts)
 
 
-def _guarded(context: Context, run: Run) -> Iterator[Any]:
+def _guarded(context: Context, run: Run, iteration: Iteration, loaded: Loaded | None) -> Iterator[Any]:
+    pipe = context.last
+    if pipe.__dict__.get("_loaded") is loaded and loaded is not None:
+        # An iterator that was never asked does not use a state up.
+        del pipe.__dict__["_loaded"]
+        pipe.__dict__["_pipes_seed"] = loaded.seed
     body = iter(run)
     if not isinstance(body, Generator):
         body = (element for element in body)
         run._iterator = body
     try:
-        yield from body
+        # The chain keeps a `close` of this generator from the stages until it is noted where they stand.
+        yield from chain(body)
         if context.replaced_by is None:
+            iteration.end()
             _end_of_epoch(context)
+    except GeneratorExit:
+        iteration.give_up()
+        raise
+    except BaseException:
+        iteration.fail()
+        raise
     finally:
         if context.replaced_by is None:
             context.close()
+            for node in context.nodes:
+                if _owners.get(id(node), lambda: None)() is context:
+                    del _owners[id(node)]
     if context.replaced_by is not None:
-        raise StaleIteratorError(
-            f"this iterator is no longer valid: a newer iterator of {context.replaced_by} took over; "
-            "a pipe has one iterator at a time, so use .fork() for two readers of the same elements"
-        )
+        raise StaleIteratorError(f"this iterator is no longer valid: {context.replaced_by}")

@@ -92,6 +92,8 @@ def fingerprint(graph: Node) -> dict[str, str]:
             for name, value in parameters_of(node).items()
             if not _holds_pipes(value)
         ]
+        if node.__dict__.get("_seed") is not None:
+            parts.append(f"set_seed={node.__dict__['_seed']}")
         found[f"{place}:{type(node).__name__}"] = ", ".join(parts)
     return found
 

@@ -55,7 +55,7 @@ class UserRun(Run):
     def __init__(self, pipe: Any, context: Context, stage: str) -> None:
         super().__init__(pipe, context, stage)
         cls = type(pipe)
-        self.remembers = callable(getattr(cls, "state_dict", None)) and callable(getattr(cls, "load_state_dict", None))
+        self.remembers = cls._remembers()
         self.replays = cls._is_replayed(pipe)
         self.sources = {str(place): source for place, source in enumerate(inputs_of(pipe))}
         self.maker = cls._stage_maker

@@ -12,12 +12,13 @@ from multiprocessing import get_context
 from typing import Any
 
 import cloudpickle
+import pytest
 import torch
 from loading import through_json, with_draws
 
 from pipes import IterDataPipe
 from pipes.config import dump_graph, load_graph
-from pipes.errors import ConfigError
+from pipes.errors import ConfigError, StateError
 from pipes.iter import IterableWrapper
 from pipes.loader2 import DataLoader2
 from pipes.node import walk
@@ -68,6 +69,7 @@ def check_stage(
                 _check_every_stop(make, epoch, stream, count, equal_state)
     _check_chain(make)
     _check_yaml(make)
+    _check_pipe(make)
     _check_loader(make)
     _check_fresh_process(make)
 
@@ -172,6 +174,30 @@ def _check_loader(make: Callable[[], IterDataPipe[Any]]) -> None:
         assert plain(next(iterator, None)) == (whole[0][k] if k < count else None)
     loader.shutdown()
     again.shutdown()
+
+
+def _check_pipe(make: Callable[[], IterDataPipe[Any]]) -> None:
+    """Check that a pipe without a loader goes on exactly, in this epoch and the next one."""
+    if type(make())._remembers():  # then its own state_dict() gives only its own state
+        inner, make = make, lambda: inner().header(None)
+    pipe, again = make(), make()
+    if any(type(node)._shared for node in walk(pipe)):
+        with pytest.raises(StateError, match="fork or demux"):
+            pipe.state_dict()
+        return
+    whole = [[plain(element) for element in pipe] for _ in range(2)]
+    pipe = make()
+    iterator = iter(pipe)
+    count = len(whole[0])
+    for k in range(count + 2):
+        state = through_json(pipe.state_dict())
+        again.load_state_dict(state)
+        assert through_json(again.state_dict()) == state, f"saved right after a load at {k}, the state differs"
+        if k <= count:
+            assert [plain(element) for element in again] == whole[0][k:], f"a pipe resumed at {k} differs"
+        if k in (0, count // 2, count, count + 1):
+            assert [plain(element) for element in again] == whole[1], f"the epoch after a resume at {k} differs"
+        assert plain(next(iterator, "end")) == (whole[0][k] if k < count else "end")
 
 
 def rests_of(payload: bytes, states: list[Any]) -> list[Any]:

@@ -19,6 +19,7 @@ LAYERS = [
     {"node", "seeds", "state", "utils", "shard_points", "changes", "error_policy", "tallies"},
     {"tree", "run"},
     {"saved"},
+    {"pipe_state"},
     {"iteration"},
     {"user_run"},
     {"datapipe", "_chained"},

@@ -87,6 +87,8 @@ def check_tables(graph: IterDataPipe[Any], plan: Plan, streams: dict[int, Stream
 
 def _read_one(state: Any, graph: IterDataPipe[Any], on_changed_data: str) -> Checkpoint:
     state = opened(state)
+    if state.get("of") == "pipe":
+        raise StateError("this is the state of a pipe, not of a DataLoader2: load it into the pipe")
     check_fingerprint(state.get("graph"), graph, on_changed_data)
     streams = state.get("streams")
     if not isinstance(streams, dict):

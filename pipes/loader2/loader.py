@@ -19,6 +19,7 @@ from pipes.loader2.iterator import DataLoader2Iterator, Runner
 from pipes.loader2.reading_service import InProcessReadingService, MultiProcessingReadingService
 from pipes.loader2.sharding import length_over_streams, warnings_of_sharding
 from pipes.loader2.streams import Plan, StreamState
+from pipes.node import walk
 from pipes.shard_points import check_shard_points, splits_by_level
 from pipes.stages.wrapping import as_pipe
 
@@ -71,6 +72,8 @@ class DataLoader2(Generic[T]):
         if sharding not in ("auto", "replicate"):
             raise ValueError(f"sharding must be 'auto' or 'replicate', not {sharding!r}")
         graph: Any = clone(as_pipe(datapipe))
+        if any("_loaded" in node.__dict__ for node in walk(graph)):
+            raise StateError("a state was loaded into a pipe of this graph; load a loader's state into the DataLoader2")
         adapters = datapipe_adapter_fn if isinstance(datapipe_adapter_fn, Sequence) else [datapipe_adapter_fn]
         for adapter in adapters:
             graph = graph if adapter is None else adapter(graph)
