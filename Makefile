@@ -12,12 +12,14 @@ INSTALLED_FROM = pyproject.toml constraints.txt $(wildcard pipes/_startup/*)
 # the current folder stays off sys.path: what runs is the installed package
 export PYTHONSAFEPATH = 1
 
-.PHONY: help demo test lint types bench docs chained format clean
+.PHONY: help demo test soak stress lint types bench docs chained format clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    train from an S3 store that the example starts by itself (ARGS='--bucket s3://...' for yours)"
 	@echo "make test    run the tests (ARGS='-k tar -x' goes to pytest)"
+	@echo "make soak    run random graphs while workers die (ARGS='--seconds 600 --seed 7')"
+	@echo "make stress  repeat the tests of races 20 times (ARGS='--rounds 5 -k deaths')"
 	@echo "make lint types bench docs chained format clean"
 
 $(PY):
@@ -50,6 +52,14 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(PY) -m mypy
+
+# the program imports the modules beside it
+soak: export PYTHONSAFEPATH =
+soak: $(VENV)/.dev
+	$(PY) tests/soak.py $(ARGS)
+
+stress: $(VENV)/.dev
+	$(PY) tests/stress.py $(ARGS)
 
 bench: export PYTHONSAFEPATH =
 bench: $(VENV)/.bench

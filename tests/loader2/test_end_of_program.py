@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from programs import nothing_is_left_of, run_program, wait_for_line
 
-pytestmark = pytest.mark.usefixtures("no_residue")
+pytestmark = [pytest.mark.usefixtures("no_residue"), pytest.mark.race]
 
 every_method = pytest.mark.parametrize("method", ["forkserver", "fork"])
 

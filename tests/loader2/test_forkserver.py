@@ -15,7 +15,7 @@ from pipes.errors import WorkerError
 from pipes.loader2 import descriptors, forkserver, process
 from pipes.loader2.process import stop_forkserver
 
-pytestmark = pytest.mark.usefixtures("no_residue")
+pytestmark = [pytest.mark.usefixtures("no_residue"), pytest.mark.race]
 
 
 def test_forkserver_has_one_thread() -> None:

@@ -76,6 +76,7 @@ def test_output_goes_where_mains_goes_now(method: str, capfd: pytest.CaptureFixt
     assert tuple(capfd.readouterr()) == ("out of fd 1", "out of fd 2")
 
 
+@pytest.mark.race
 @quick_methods
 def test_start_while_threads_hold_locks(method: str) -> None:
     stop, lock = threading.Event(), threading.Lock()
@@ -155,6 +156,7 @@ def test_stack_when_there_is_none() -> None:
     worker.close()
 
 
+@pytest.mark.race
 @every_method
 def test_stack_requests_while_a_worker_starts_never_end_it(method: str) -> None:
     worker = start(method, wait_for_end)

@@ -88,6 +88,7 @@ class TestLifeCycle:
         del loader
         gc.collect()
 
+    @pytest.mark.race
     def test_shutdown_while_another_thread_waits(self) -> None:
         def slow(element: int) -> int:
             import time
@@ -103,6 +104,7 @@ class TestLifeCycle:
             next(iterator)
         stopper.join()
 
+    @pytest.mark.race
     def test_shutdown_in_another_thread_twice(self) -> None:
         loader = loader_of(source().sharding_filter(), 2)
         take(iter(loader), 3)

@@ -19,7 +19,7 @@ from pipes import IterDataPipe
 from pipes.errors import WorkerDiedError
 from pipes.iter import IterableWrapper
 
-pytestmark = pytest.mark.usefixtures("no_residue")
+pytestmark = [pytest.mark.usefixtures("no_residue"), pytest.mark.race]
 
 
 @pytest.fixture

@@ -54,6 +54,7 @@ def test_large_payload_comes_whole(method: str) -> None:
     assert run(method, return_payload, payload) == (payload, 0)
 
 
+@pytest.mark.race
 def test_forked_child_of_main_lets_go() -> None:
     workers = [start(method, wait_for_end) for method in METHODS]
     read, write = os.pipe()
@@ -83,6 +84,7 @@ def test_forked_child_of_main_lets_go() -> None:
             os.waitpid(child, 0)
 
 
+@pytest.mark.race
 @quick_methods
 def test_close_ends_a_stuck_worker(method: str) -> None:
     worker = start(method, hold_the_interpreter_lock)
@@ -92,6 +94,7 @@ def test_close_ends_a_stuck_worker(method: str) -> None:
     assert not worker.is_alive()
 
 
+@pytest.mark.race
 @quick_methods
 def test_dropped_worker_is_ended(method: str) -> None:
     worker = start(method, wait_for_end)
@@ -113,6 +116,7 @@ def test_sentinel_and_join(method: str) -> None:
     worker.close()
 
 
+@pytest.mark.race
 @quick_methods
 def test_worker_outlives_the_thread_that_started_it(method: str) -> None:
     workers: list[process.WorkerProcess] = []

@@ -142,6 +142,7 @@ POINTS = {
 }
 
 
+@pytest.mark.race
 @pytest.mark.parametrize("at", [1, 6])
 @pytest.mark.parametrize("point", POINTS.values(), ids=POINTS.keys())
 def test_a_worker_killed_at_a_point(point: tuple[Any, str, str], at: int) -> None:
@@ -154,6 +155,7 @@ def test_a_worker_killed_at_a_point(point: tuple[Any, str, str], at: int) -> Non
         assert len(kept) >= at // 3 - 1
 
 
+@pytest.mark.race
 @pytest.mark.parametrize("large", [False, True], ids=["small", "larger than the socket's buffer"])
 def test_a_worker_killed_at_any_moment(large: bool) -> None:
     """Also in the middle of a message, which is what the inline text of 3 MB (in pieces under 64 KiB) is for."""
