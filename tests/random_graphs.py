@@ -109,10 +109,12 @@ class RandomGraph:
         if self.source == "generator":
             self.above = []
         self.explicit = draw.random() < 0.7
-        self.below = [draw.choice(STAGES) for _ in range(draw.randrange(5))]
+        stages = [stage for stage in STAGES if self.source != "generator" or stage is not repeated]
+        self.below = [draw.choice(stages) for _ in range(draw.randrange(5))]
         self.draws, self.bulk = draw.random() < 0.5, draw.random() < 0.5
         self.batch = draw.choice([0, 1, 3, 4])
         self.streams = draw.randint(1, 4)
+        self.in_order = self.source == "generator" or draw.random() < 0.7
         # A generator can be read once.
         self.epochs = 1 if self.source == "generator" else 2
 

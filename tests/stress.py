@@ -1,7 +1,7 @@
 """Repeat the tests with the marker `race`, each round with other random choices, and say what ran.
 
-    python tests/stress.py --rounds 20
-    PIPES_STRESS_ROUND=7 python -m pytest -m race -k ...      # one round's choices again
+python tests/stress.py --rounds 20
+PIPES_STRESS_ROUND=7 python -m pytest -m race -k ...      # one round's choices again
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def main() -> int:
         print(f"round {number}: {time.monotonic() - started:.0f} s, {len(failed)} failed", flush=True)
         if done.returncode:
             print(done.stdout[-20_000:], done.stderr[-2_000:], sep="\n", flush=True)
-    table = Table("test", "runs", "failures", "seconds a run", title=f"{options.rounds} rounds, {broken} of them failed")
+    table = Table(
+        "test", "runs", "failures", "seconds a run", title=f"{options.rounds} rounds, {broken} of them failed"
+    )
     for name, repeats in sorted(sums.items()):
         table.add_row(name, str(repeats.runs), str(repeats.failures), f"{repeats.seconds / repeats.runs:.2f}")
     total = sum(repeats.runs for repeats in sums.values())
