@@ -155,8 +155,9 @@ def test_slabs_of_a_burst_go_back_to_the_system() -> None:
         assert slab_bytes() >= 12 * 8_000_000
         del burst
         assert take(iterator, 100) == list(range(12, 112))
-        assert slab_bytes() == 0
-        assert slab_bytes(pids(loader)[0]) == 0
+        # The smallest slab has 128 KiB; one page says where a worker is.
+        assert slab_bytes() < 100_000
+        assert slab_bytes(pids(loader)[0]) < 100_000
 
 
 def test_copies_are_counted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
