@@ -161,13 +161,6 @@ class TestResume:
             take(iter(loader), 3)
             loader.state_dict()
 
-    @pytest.mark.parametrize("workers", [0, 2])
-    def test_large_elements_are_not_in_the_state(self, workers: int) -> None:
-        pipe = IterableWrapper(range(20_000)).map(lambda x: bytes(100_000)).shuffle(10_000).sharding_filter()
-        with loader_of(pipe.map(len), 0, 1) as loader:
-            take(iter(loader), 30)
-            assert len(json.dumps(loader.state_dict())) < 100_000
-
     def test_the_source_is_iterated_once_a_load(self) -> None:
         opened = []
 
