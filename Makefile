@@ -1,5 +1,6 @@
 # Every target makes its own virtual environment when there is none; only Python 3.11+ and make are needed.
 VENV ?= .venv
+OLD = $(VENV)-torchdata-0.9
 ARGS ?=
 # the first interpreter that works, is new enough and can make virtual environments
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -34,6 +35,13 @@ $(VENV)/.bench: $(INSTALLED_FROM) | $(PY)
 	$(INSTALL) ".[dev,bench]"
 	@touch $@ $(VENV)/.dev
 
+# the last torchdata with DataLoader2, which excludes the one that other peers need
+$(OLD)/.done: constraints.txt | $(PY)
+	$(PYTHON) -m venv $(OLD)
+	$(OLD)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --constraint constraints.txt torch numpy requests urllib3
+	$(OLD)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps torchdata==0.9.0
+	@touch $@
+
 $(VENV)/.docs: $(INSTALLED_FROM) | $(PY)
 	$(INSTALL) ".[dev,docs]"
 	@touch $@ $(VENV)/.dev
@@ -62,11 +70,12 @@ stress: $(VENV)/.dev
 	$(PY) tests/stress.py $(ARGS)
 
 bench: export PYTHONSAFEPATH =
-bench: $(VENV)/.bench
+bench: $(VENV)/.bench $(OLD)/.done
 	$(PY) benchmarks/chain.py $(ARGS)
 	$(PY) benchmarks/tar.py $(ARGS)
-	$(PY) benchmarks/transport.py $(ARGS)
+	$(PY) benchmarks/transport.py --torchdata-09 $(OLD)/bin/python $(ARGS)
 	$(PY) benchmarks/resume.py $(ARGS)
+	$(PY) benchmarks/startup.py $(ARGS)
 
 docs: $(VENV)/.docs
 	$(PY) -m sphinx --fail-on-warning --keep-going --quiet --builder html docs site
@@ -80,5 +89,5 @@ format: $(VENV)/.dev
 	$(PY) -m ruff check --fix .
 
 clean:
-	rm -rf $(VENV) site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
+	rm -rf $(VENV) $(OLD) site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
 	find pipes tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
