@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Draws", "GlobalGenerators", "KeyedGenerator", "derive_key", "seed_globals"]
+__all__ = ["Draws", "GlobalGenerators", "KeyFamily", "KeyedGenerator", "derive_key", "seed_globals"]
 
 Part = int | str
 
@@ -32,12 +32,34 @@ def derive_key(*parts: Part) -> int:
     >>> derive_key(7, 0, "1:Shuffler", 0) == derive_key(7, 1, "1:Shuffler", 0)
     False
     """
-    digest = hashlib.blake2b(digest_size=16)
+    return KeyFamily(*parts).key()
+
+
+class KeyFamily:
+    """The keys whose first parts are the same, which are digested once.
+
+    >>> KeyFamily(7, 0, "unit").key(5) == derive_key(7, 0, "unit", 5)
+    True
+    """
+
+    __slots__ = ("_digest",)
+
+    def __init__(self, *parts: Part) -> None:
+        self._digest = hashlib.blake2b(digest_size=16)
+        _update(self._digest, parts)
+
+    def key(self, *parts: Part) -> int:
+        """Return `derive_key` of the first parts and these."""
+        digest = self._digest.copy()
+        _update(digest, parts)
+        return int.from_bytes(digest.digest(), "little")
+
+
+def _update(digest: hashlib.blake2b, parts: tuple[Part, ...]) -> None:
     for part in parts:
         text = f"{type(part).__name__}:{part}".encode()
         digest.update(len(text).to_bytes(4, "little"))
         digest.update(text)
-    return int.from_bytes(digest.digest(), "little")
 
 
 class Draws:

@@ -10,7 +10,7 @@ and replace it, but must not keep it and change it after the batch was sent: it 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from operator import attrgetter
 from typing import Any
@@ -28,8 +28,7 @@ __all__ = ["collate_into", "collating_into", "default_collate"]
 _pool: ContextVar[SlabPool | None] = ContextVar("pipes_collate_pool", default=None)
 
 
-@contextmanager
-def collating_into(pool: SlabPool) -> Iterator[None]:
+class collating_into:
     """Let `default_collate` stack into slabs of `pool` inside the `with` block, in this thread or task only.
 
     >>> pool = SlabPool()
@@ -39,11 +38,17 @@ def collating_into(pool: SlabPool) -> Iterator[None]:
     (torch.Size([2, 64, 512]), 1)
     >>> pool.close()
     """
-    token = _pool.set(pool)
-    try:
-        yield
-    finally:
-        _pool.reset(token)
+
+    __slots__ = ("_pool", "_token")
+
+    def __init__(self, pool: SlabPool) -> None:
+        self._pool = pool
+
+    def __enter__(self) -> None:
+        self._token = _pool.set(self._pool)
+
+    def __exit__(self, *_: object) -> None:
+        _pool.reset(self._token)
 
 
 def default_collate(samples: Sequence[Any]) -> Any:
@@ -55,7 +60,7 @@ def default_collate(samples: Sequence[Any]) -> Any:
     {'x': tensor([1, 2]), 'y': ['a', 'b']}
     """
     pool = _pool.get()
-    return collate(samples, collate_fn_map=_PLAIN) if pool is None else collate_into(pool, samples)
+    return collate(samples, collate_fn_map=_Collators(None)) if pool is None else collate_into(pool, samples)
 
 
 def collate_into(pool: SlabPool, samples: Sequence[Any]) -> Any:
@@ -69,8 +74,8 @@ def collate_into(pool: SlabPool, samples: Sequence[Any]) -> Any:
     """
     total = sum(_stack_sizes(samples[0], len(samples))) if len(samples) else 0
     if not total:
-        return collate(samples, collate_fn_map=_PLAIN)
-    return collate(samples, collate_fn_map=_collators(_Space(pool.open(total + pool.headroom))))
+        return collate(samples, collate_fn_map=_Collators(None))
+    return collate(samples, collate_fn_map=_Collators(_Space(pool.open(total + pool.headroom))))
 
 
 def _stack_sizes(sample: Any, count: int) -> Iterator[int]:
@@ -112,31 +117,41 @@ class _Space:
         return None if offset is None else (offset, count)
 
 
-def _collators(space: _Space | None) -> dict[Any, Any]:
-    """torch's table of collate functions, with ours for tensors and arrays."""
+class _Collators(dict[Any, Any]):
+    """torch's table of collate functions as it is now, with ours for stacking, and the space to stack into."""
 
-    def stack_tensors(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> Any:
-        first = batch[0]
-        if first.layout is not torch.strided or first.is_nested:
-            # Raises; torch's words are the ones users search for.
-            return default_collate_fn_map[torch.Tensor](batch, collate_fn_map=collate_fn_map)
-        if space is not None and _PLAIN_TYPE.issuperset(map(type, batch)) and _same_dtype(batch):
-            out = space.tensor((len(batch), *first.shape), first.dtype)
-            # Unequal shapes fail again below, in the same words; tensors with a gradient cannot be stacked into `out`.
-            with suppress(RuntimeError):
-                return torch.stack(batch, 0, out=out)
-        # torch's own function would make a shared-memory file for each stack when it believes to be in a worker.
-        return torch.stack(batch, 0)
+    def __init__(self, space: _Space | None) -> None:
+        super().__init__(default_collate_fn_map)
+        self.space = space
+        for kind, (torchs, ours) in _STACKERS.items():
+            # A user may have put another function there, as into the rest of the table.
+            if self.get(kind) is torchs:
+                self[kind] = ours
 
-    def stack_arrays(batch: Sequence[np.ndarray[Any, Any]], *, collate_fn_map: Any = None) -> Any:
-        shape, dtype = batch[0].shape, batch[0].dtype
-        if not _is_number(dtype) or any(array.dtype != dtype or array.shape != shape for array in batch):
-            return default_collate_fn_map[np.ndarray](batch, collate_fn_map=collate_fn_map)
-        out = None if space is None else space.array((len(batch), *shape), dtype)
-        # Not by way of tensors as torch does it: that warns when an array cannot be written, although nobody writes.
-        return torch.from_numpy(np.stack(batch, out=out))
 
-    return {**default_collate_fn_map, torch.Tensor: stack_tensors, np.ndarray: stack_arrays}
+def _stack_tensors(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> Any:
+    first = batch[0]
+    if first.layout is not torch.strided or first.is_nested:
+        # Raises; torch's words are the ones users search for.
+        return default_collate_fn_map[torch.Tensor](batch, collate_fn_map=collate_fn_map)
+    space = collate_fn_map.space
+    if space is not None and _PLAIN_TYPE.issuperset(map(type, batch)) and _same_dtype(batch):
+        out = space.tensor((len(batch), *first.shape), first.dtype)
+        # Unequal shapes fail again below, in the same words; tensors with a gradient cannot be stacked into `out`.
+        with suppress(RuntimeError):
+            return torch.stack(batch, 0, out=out)
+    # torch's own function would make a shared-memory file for each stack when it believes to be in a worker.
+    return torch.stack(batch, 0)
+
+
+def _stack_arrays(batch: Sequence[np.ndarray[Any, Any]], *, collate_fn_map: Any = None) -> Any:
+    shape, dtype = batch[0].shape, batch[0].dtype
+    if not _is_number(dtype) or any(array.dtype != dtype or array.shape != shape for array in batch):
+        return default_collate_fn_map[np.ndarray](batch, collate_fn_map=collate_fn_map)
+    space = collate_fn_map.space
+    out = None if space is None else space.array((len(batch), *shape), dtype)
+    # Not by way of tensors as torch does it: that warns when an array cannot be written, although nobody writes.
+    return torch.from_numpy(np.stack(batch, out=out))
 
 
 _dtype = attrgetter("dtype")
@@ -151,4 +166,7 @@ def _is_number(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "biufc" and dtype.isnative and dtype.isbuiltin == 1
 
 
-_PLAIN = _collators(None)
+_STACKERS = {
+    torch.Tensor: (default_collate_fn_map[torch.Tensor], _stack_tensors),
+    np.ndarray: (default_collate_fn_map[np.ndarray], _stack_arrays),
+}

@@ -118,7 +118,7 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         state = tensor.__dict__ or None
         tensor = tensor.resolve_conj().resolve_neg()
-        if tensor._is_zerotensor():
+        if not tensor.data_ptr() and tensor._is_zerotensor():
             tensor = tensor.clone()
         size = tensor.itemsize
         strides = None if tensor.is_contiguous() else tuple(step * size for step in tensor.stride())

@@ -187,6 +187,9 @@ class _Packer:
 
 def _overlapping(leaves: list[Leaf]) -> Iterator[list[int]]:
     """Numbers of the leaves with bytes, those whose memory overlaps together."""
+    if len(leaves) == 1 and leaves[0].nbytes:
+        yield [0]
+        return
     order = sorted((leaf.low, leaf.high, number) for number, leaf in enumerate(leaves) if leaf.nbytes)
     group: list[int] = []
     end = 0

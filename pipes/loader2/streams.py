@@ -27,7 +27,7 @@ from pipes.error_policy import Counts
 from pipes.errors import StateError, add_note, notes_of
 from pipes.loader2.blocks import SharedList
 from pipes.run import Context, Node, Run, inputs_of, walk
-from pipes.seeds import GlobalGenerators, derive_key, seed_globals
+from pipes.seeds import GlobalGenerators, KeyFamily, seed_globals
 from pipes.stages.collating import Collator
 from pipes.stages.filtering import Filter
 from pipes.stages.mapping import Mapper
@@ -183,6 +183,7 @@ class Stream:
         self.drew_above: str | None = None
         self.unit = unit_size(graph)
         self._plan = plan
+        self._keys = KeyFamily(plan.seed, plan.epoch, "unit", number)
         self._context = plan.context(graph, number, make)
         self.seeded = calls_user(self._context.nodes)
         # Where the draws of a unit of several outputs go on.
@@ -226,8 +227,7 @@ class Stream:
         if self.given % self.unit == 0:
             self._boundary = (self.given, self._run.captures())
             if self.seeded:
-                plan = self._plan
-                seed_globals(derive_key(plan.seed, plan.epoch, "unit", self.number, self.given // self.unit))
+                seed_globals(self._keys.key(self.given // self.unit))
         elif self._generators is not None:
             self._generators.restore()
         try:

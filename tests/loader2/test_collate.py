@@ -7,6 +7,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch.utils.data import default_collate as torch_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from pipes.iter import IterableWrapper
 from pipes.loader2 import DataLoader2, MultiProcessingReadingService
 from pipes.loader2.collate import collate_into, collating_into, default_collate
+from pipes.loader2.leaves import LARGE
 from pipes.loader2.packing import Receiver, pack
 from pipes.loader2.slabs import SlabPool
 from pipes.loader2.streams import collates_last
@@ -212,6 +215,24 @@ def test_no_descriptor_for_each_stack_inside_a_loader_worker(pool: SlabPool, mon
         collate_into(pool, [torch.ones(50_000), torch.ones(50_000)]),
     ):
         assert not collated.is_shared()
+
+
+@pytest.mark.parametrize("slab", [False, True])
+def test_what_users_put_into_torchs_table_is_used(pool: SlabPool, slab: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def join(batch: list[Fraction], *, collate_fn_map: Any = None) -> Fraction:
+        return sum(batch, Fraction(0))
+
+    def first(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+        return batch[0]
+
+    monkeypatch.setitem(default_collate_fn_map, Fraction, join)
+    samples = [{"t": torch.ones(LARGE), "f": Fraction(1, 3)}] * 3
+    got = collate_into(pool, samples) if slab else default_collate(samples)
+    assert got["f"] == 1
+    assert got["t"].shape == (3, LARGE)
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, first)
+    got = collate_into(pool, samples) if slab else default_collate(samples)
+    assert got["t"] is samples[0]["t"]
 
 
 def test_an_empty_batch_fails_as_in_torch(pool: SlabPool) -> None:
