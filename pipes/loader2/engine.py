@@ -9,7 +9,8 @@ Contract
   A worker that dies is started again from the newest snapshot that arrived, goes past what has arrived, and a warning
   says so; after `max_restarts` of one worker in an epoch, or with on_worker_death="raise", WorkerDiedError is raised
   instead. The next epoch starts what is missing.
-  With `timeout`, no output for that many seconds raises WorkerTimeoutError with the worker's Python stack.
+  With `timeout`, no output for that many seconds raises WorkerTimeoutError with the worker's Python stack; the epoch
+  is over, and the next one has another process in the place of that worker.
 - Pause. After `pause()` the workers end what they are making and begin nothing until `resume()`, or the next epoch.
 - Stop. `close()` is bounded (2 s for workers to end by themselves, then they are killed), may be called twice and from
   any thread, and leaves no process, descriptor or shared memory but for batches that the user still holds. Ctrl-C that
@@ -27,7 +28,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipes.datapipe import IterDataPipe
-from pipes.errors import ChannelClosed, WorkerDiedError, WorkerTimeoutError
+from pipes.errors import ChannelClosed, WorkerDiedError
 from pipes.loader2 import channel as channels
 from pipes.loader2.channel import Message
 from pipes.loader2.dealing import Dealer, Exhausted, positions_of
@@ -36,7 +37,7 @@ from pipes.loader2.forwarding import replay_log, replay_warning
 from pipes.loader2.interrupts import held
 from pipes.loader2.messages import BATCH_HEAD, CREDIT_HEAD, EVENT_HEAD, FATAL, Kind
 from pipes.loader2.progress import Progress
-from pipes.loader2.recovery import Death
+from pipes.loader2.recovery import Death, give_up_on
 from pipes.loader2.remote_error import unpack_error
 from pipes.loader2.settings import Settings
 from pipes.loader2.sharing import Sharing, with_listings
@@ -108,7 +109,7 @@ class Engine:
         self._delivery = order(self._streams.values(), self._workers)
         for worker in self._workers:
             worker.begin_epoch()
-            if worker.runs and worker.channel.torn:
+            if worker.runs and (worker.channel.torn or worker.stuck):
                 worker.discard()
             if not worker.runs:
                 self._start(worker)
@@ -186,7 +187,7 @@ class Engine:
         try:
             while (found := _first_with_something(awaited)) is None:
                 if deadline is not None and time.monotonic() >= deadline:
-                    raise WorkerTimeoutError(_stuck(awaited, self._settings.timeout))
+                    raise give_up_on(awaited, self._settings)
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 ready = channels.wait([each.channel for each in self._workers if each.runs], timeout=left)
                 for each in self._workers:
@@ -369,11 +370,3 @@ def _first_with_something(workers: Sequence[Slot]) -> Slot | None:
         if worker.inbox:
             return worker
     return None
-
-
-def _stuck(workers: Sequence[Slot], timeout: float | None) -> str:
-    names = " and ".join(f"worker {worker.number} (pid {worker.process.pid})" for worker in workers)
-    stacks = "\n".join(f"worker {worker.number}:\n{worker.process.stack()}" for worker in workers)
-    return (
-        f"{names} gave no output within timeout={timeout:g} s; raise the timeout, or see where it is stuck:\n{stacks}"
-    )

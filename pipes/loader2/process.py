@@ -126,7 +126,7 @@ class WorkerProcess:
                 return bool(seen) and seen == before and seen.endswith(b"\n")
 
             if not guard.sleep_until(is_complete, timeout) and not seen:
-                return f"(no stack within {timeout:g} s: the worker is starting, stopped, or waits in the kernel)"
+                return f"(no stack within {timeout:g} s: {_why_silent(self.pid)})"
             return guard.readable_stack(seen.decode(errors="replace"))
 
     def crash_stack(self) -> str:
@@ -287,6 +287,18 @@ def describe_exit(exitcode: int | None) -> str:
         return f"killed by signal {-exitcode}"
     return _SIGNAL_WORDS.get(name, "killed by {0} (signal {1})").format(name, -exitcode)
 
+
+def _why_silent(pid: int) -> str:
+    """Say why a process that runs does not answer a signal, as far as the system tells."""
+    with contextlib.suppress(OSError, KeyError), open(f"/proc/{pid}/stat") as file:
+        return _STATE_WORDS[file.read().rpartition(")")[2].split()[0]]
+    return "the worker is starting, stopped, or waits in the kernel"
+
+
+_STATE_WORDS = {
+    "T": "the worker is stopped, by SIGSTOP or a debugger; `kill -CONT` lets it go on",
+    "D": "the worker waits in the kernel, often for a disk or a network file system",
+}
 
 _SIGNAL_WORDS = {
     "SIGKILL": "killed by {0} (signal {1}): often the system's out-of-memory killer",

@@ -1,25 +1,26 @@
-"""What the end of a worker process means: another start, or an error that says all that is known of it.
+"""What it means that a worker process ends or is stuck: another start, or an error that says all that is known.
 
 Contract
 - A death is looked at once, before its process is discarded. `allow_restart` counts it and warns, or raises
   WorkerDiedError: with on_worker_death="raise" at the first death, else after `max_restarts` of one worker in an epoch.
+- `give_up_on` makes the error for workers that gave nothing in time; the next epoch replaces them.
 - The next process of the place goes on after what has arrived: nothing is lost or doubled.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipes.errors import WorkerDiedError
+from pipes.errors import WorkerDiedError, WorkerTimeoutError
 from pipes.loader2.process import describe_exit
 from pipes.loader2.progress import Progress
 from pipes.loader2.settings import Settings
 from pipes.loader2.slot import Slot
 from pipes.loader2.whereabouts import Whereabouts
 
-__all__ = ["Death"]
+__all__ = ["Death", "give_up_on"]
 
 _GRACE = 2.0
 
@@ -92,3 +93,16 @@ class Death:
             element=self.at.element,
             restarts=worker.restarts,
         )
+
+
+def give_up_on(workers: Sequence[Slot], settings: Settings) -> WorkerTimeoutError:
+    """Return the error for `workers`, which gave nothing within the timeout, with the stack of each."""
+    names = " and ".join(f"worker {worker.number} (pid {worker.process.pid})" for worker in workers)
+    stacks = []
+    for worker in workers:
+        worker.stuck = True
+        stacks.append(f"worker {worker.number}, {worker.page.read()}:\n{worker.process.stack()}")
+    return WorkerTimeoutError(
+        f"{names} gave no output within timeout={settings.timeout:g} s; raise the timeout, or see where it is stuck:\n"
+        + "\n".join(stacks)
+    )

@@ -56,6 +56,8 @@ class Slot:
         # (kind, stream, generation, parcel or error, snapshot) in the order of arrival
         self.inbox: deque[tuple[Kind, int, int, Any, bytes]] = deque()
         self.fatal: BaseException | None = None
+        # Main waited in vain for it: the next epoch has another process here.
+        self.stuck = False
         self.batches = self.nbytes = 0
         self.waited = 0.0
         self._restarts_before = self._copied_before = 0
@@ -86,6 +88,7 @@ class Slot:
         """Start a process here that runs the graph of `shared`."""
         self.generation += 1
         self.fatal = None
+        self.stuck = False
         job = Job(
             shared.shipped,
             WorkerInfo(self._count, self.number),

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 from programs import nothing_is_left_of, run_program, wait_for_line
+from worker_processes import is_running
+
+from pipes.loader2.guard import sleep_until
 
 pytestmark = [pytest.mark.usefixtures("no_residue"), pytest.mark.race]
 
@@ -67,6 +70,34 @@ class TestEndOfProgram:
         program.send_signal(sent)
         code, _, err = end_of(program)
         assert (code, err) == (-sent, "")
+
+    @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+    def test_sigkill_of_main_while_a_forked_child_of_it_lives(self, method: str, tmp_path: Path) -> None:
+        program = run_program(
+            tmp_path,
+            """
+            loader = loader_of(stops_at_3)
+            iterator = iter(loader)
+            assert next(iterator) == 0
+            child = os.fork()
+            if child == 0:
+                signal.pause()
+            print(child, *loader.stats()["workers"], flush=True)
+            signal.pause()
+            """,
+            method,
+        )
+        assert program.stdout is not None
+        child, *workers = map(int, program.stdout.readline().split())
+        try:
+            program.kill()
+            program.wait(60)
+            assert sleep_until(lambda: not any(map(is_running, workers)), 15)
+            assert len(workers) == 2
+            assert is_running(child)
+        finally:
+            os.kill(child, signal.SIGKILL)
+        assert end_of(program)[::2] == (-signal.SIGKILL, "")
 
     def test_a_handler_of_sigterm_that_exits(self, tmp_path: Path) -> None:
         program = run_program(
