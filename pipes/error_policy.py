@@ -16,16 +16,20 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from pipes.errors import ErrorBudgetExceeded
+from pipes.state import count_from, damaged
 
 __all__ = [
     "BUDGET",
-    "Counts",
     "MaxErrors",
     "OnError",
+    "StageCounts",
     "check_budget",
     "check_policy",
+    "counts_as_data",
+    "counts_from_data",
     "exceeded",
     "exceeding",
+    "stats_of",
     "summed",
     "tell",
 ]
@@ -36,6 +40,9 @@ MaxErrors = int | float | None
 #: The default of `max_errors`: a tenth of the elements.
 BUDGET = 0.1
 _LEAST = 100
+#: Characters of an error's text that are kept.
+LONGEST = 240
+
 _log = logging.getLogger("pipes")
 
 
@@ -53,7 +60,7 @@ def check_policy(on_error: Any, max_errors: Any) -> None:
         raise ValueError(f"max_errors={max_errors} has no effect with on_error='raise'; pass on_error='skip'")
 
 
-class Counts(NamedTuple):
+class StageCounts(NamedTuple):
     """What one stage counted; `left_out` holds what is no error, by kind, such as the directories of an archive."""
 
     taken: int = 0
@@ -69,32 +76,53 @@ class Counts(NamedTuple):
         return self.skipped + self.replaced
 
 
-def summed(streams: Iterable[Mapping[str, Counts]]) -> dict[str, Counts]:
+def counts_as_data(counts: StageCounts) -> dict[str, Any]:
+    """Return counts as JSON data, less what is not there."""
+    data: dict[str, Any] = {"taken": counts.taken} if counts.taken else {}
+    if counts.errors:
+        data.update(skipped=counts.skipped, replaced=counts.replaced, first=counts.first)
+    return {**data, "left_out": dict(counts.left_out)} if counts.left_out else data
+
+
+def counts_from_data(data: Any, stage: str, max_errors: MaxErrors = None) -> StageCounts:
+    """Return the counts that `counts_as_data` gave; raises StateError for what it never gives."""
+    taken, skipped, replaced = (
+        count_from(data, name, stage) if not isinstance(data, dict) or name in data else 0
+        for name in ("taken", "skipped", "replaced")
+    )
+    first, left_out = data.get("first", ""), data.get("left_out", {})
+    if not isinstance(first, str) or not isinstance(left_out, dict) or skipped + replaced > taken:
+        raise damaged(f"{stage} holds no counts")
+    kinds = tuple((kind, count_from(left_out, kind, stage)) for kind in left_out)
+    return StageCounts(taken, skipped, replaced, first[:LONGEST], "", kinds, max_errors)
+
+
+def summed(streams: Iterable[Mapping[str, StageCounts]]) -> dict[str, StageCounts]:
     """Return the counts of several streams as one, by stage.
 
-    >>> summed([{"1:Mapper": Counts(5, 1)}, {"1:Mapper": Counts(4, 2)}])["1:Mapper"][:2]
+    >>> summed([{"1:Mapper": StageCounts(5, 1)}, {"1:Mapper": StageCounts(4, 2)}])["1:Mapper"][:2]
     (9, 3)
     """
-    total: dict[str, Counts] = {}
+    total: dict[str, StageCounts] = {}
     for counts in streams:
         for stage, new in counts.items():
-            old = total.get(stage, Counts())
+            old = total.get(stage, StageCounts())
             left_out = dict(old.left_out)
             for kind, number in new.left_out:
                 left_out[kind] = left_out.get(kind, 0) + number
-            total[stage] = Counts(
+            total[stage] = StageCounts(
                 old.taken + new.taken,
                 old.skipped + new.skipped,
                 old.replaced + new.replaced,
                 old.first or new.first,
                 new.last or old.last,
                 tuple(left_out.items()),
-                new.max_errors,
+                old.max_errors if new.max_errors is None else new.max_errors,
             )
     return total
 
 
-def check_budget(stages: Mapping[str, Counts], *, ended: bool = False) -> None:
+def check_budget(stages: Mapping[str, StageCounts], *, ended: bool = False) -> None:
     """Raise ErrorBudgetExceeded if a stage had more errors than its budget allows; `ended` says that all was read."""
     for stage, counts in stages.items():
         why = exceeded(counts, ended)
@@ -102,7 +130,7 @@ def check_budget(stages: Mapping[str, Counts], *, ended: bool = False) -> None:
             raise exceeding(stage, counts, why)
 
 
-def exceeded(counts: Counts, ended: bool) -> str:
+def exceeded(counts: StageCounts, ended: bool) -> str:
     """Return what `counts` exceed, in words; "" for nothing."""
     budget = counts.max_errors
     if budget is None or not counts.errors:
@@ -117,7 +145,7 @@ def exceeded(counts: Counts, ended: bool) -> str:
     return ""
 
 
-def exceeding(stage: str, counts: Counts, why: str) -> ErrorBudgetExceeded:
+def exceeding(stage: str, counts: StageCounts, why: str) -> ErrorBudgetExceeded:
     """Return the error that says so."""
     replaced = f" and replaced {counts.replaced}" if counts.replaced else ""
     last = f"; the last: {counts.last}" if counts.errors > 1 and counts.last else ""
@@ -127,7 +155,18 @@ def exceeding(stage: str, counts: Counts, why: str) -> ErrorBudgetExceeded:
     )
 
 
-def tell(stages: Mapping[str, Counts]) -> None:
+def stats_of(stages: Mapping[str, StageCounts]) -> dict[str, dict[str, Any]]:
+    """Return the counts of stages as `DataLoader2.stats` shows them."""
+    shown = ("taken", "skipped", "replaced", "first", "last")
+    return {
+        "errors": {
+            stage: {name: getattr(counts, name) for name in shown} for stage, counts in stages.items() if counts.errors
+        },
+        "left_out": {stage: dict(counts.left_out) for stage, counts in stages.items() if counts.left_out},
+    }
+
+
+def tell(stages: Mapping[str, StageCounts]) -> None:
     """Log, once an epoch, one line a stage: a warning for errors, an info for what is left out by rule."""
     for stage, counts in stages.items():
         if counts.errors:

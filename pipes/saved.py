@@ -12,6 +12,7 @@ import functools
 import hashlib
 import inspect
 import json
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -25,6 +26,7 @@ from pipes.tree import parameters_of
 __all__ = ["VERSION", "check_fingerprint", "fingerprint", "opened", "sealed"]
 
 VERSION = 1
+_POLICY = re.compile(r"(, )?\bon_error=[^,]*")
 _ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None)})
 # Of longer data so many elements, spread over all of it, are digested: at every save it costs milliseconds.
 _MOST_DIGESTED = 10_000
@@ -80,6 +82,8 @@ def _digest(content: dict[str, Any]) -> str:
 def fingerprint(graph: Node) -> dict[str, str]:
     """Return `{stage id: settings}`: functions by qualified name, data by type, length and digest, secrets masked.
 
+    The error policy "raise" is left out, and so is the budget: a run that failed may go on with `on_error="skip"`.
+
     >>> from pipes.iter import IterableWrapper
     >>> fingerprint(IterableWrapper([3, 4]).batch(2))["1:Batcher"]
     'batch_size=2, drop_last=False, wrapper_class=pipes.datapipe.DataChunk'
@@ -90,7 +94,7 @@ def fingerprint(graph: Node) -> dict[str, str]:
         parts = [
             mask(f"{name}={_data(value) if name in data else _setting(value)}")
             for name, value in parameters_of(node).items()
-            if not _holds_pipes(value)
+            if not _holds_pipes(value) and name != "max_errors" and (name, value) != ("on_error", "raise")
         ]
         if node.__dict__.get("_seed") is not None:
             parts.append(f"set_seed={node.__dict__['_seed']}")
@@ -143,6 +147,8 @@ def check_fingerprint(saved: Any, graph: Node, on_changed_data: str = "raise") -
     over_data = {f"{place}:{type(node).__name__}" for place, node in enumerate(walk(graph)) if type(node)._opaque}
     for stage in sorted({*saved, *here}, key=lambda name: (name.split(":")[0].zfill(6), name)):
         was, now = saved.get(stage), here.get(stage)
+        if was is not None and now is not None and "on_error=" not in was:
+            now = _POLICY.sub("", now)
         if was is not None and now is not None and was != now and stage in over_data:
             changed = f"the state was saved over other data: stage {stage[:100]} had {_difference(was, now)}"
             if on_changed_data == "raise":

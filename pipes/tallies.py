@@ -12,7 +12,16 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from pipes.error_policy import Counts, MaxErrors, OnError, exceeded, exceeding
+from pipes.error_policy import (
+    LONGEST,
+    MaxErrors,
+    OnError,
+    StageCounts,
+    counts_as_data,
+    counts_from_data,
+    exceeded,
+    exceeding,
+)
 from pipes.errors import (
     ErrorBudgetExceeded,
     GraphError,
@@ -23,13 +32,12 @@ from pipes.errors import (
     brief,
     mask,
 )
-from pipes.state import Capture, Position, Ticks, count_from, damaged
+from pipes.state import Capture, Position, Ticks
 
 __all__ = ["Tallies", "Tally", "open_tally"]
 
 # A stream that gives nothing would otherwise go on to the end of its data, and some data have no end.
 _IN_A_ROW = 10_000
-_LONGEST = 240
 
 # These say nothing about the element.
 _NEVER_SKIPPED = (
@@ -86,14 +94,14 @@ class Tally:
         # Whether this stream is all there is, so that its own counts decide about the budget.
         self._whole = whole
         self._row, self._at_error = 0, -1
-        self.start(Counts())
+        self.start(StageCounts())
 
     @property
     def tolerant(self) -> bool:
         """Whether errors are handled here at all; else only what is left out is counted."""
         return self.on_error != "raise"
 
-    def start(self, counts: Counts) -> None:
+    def start(self, counts: StageCounts) -> None:
         """Go on from `counts`."""
         self.ticks = Ticks(counts.taken)
         self._skipped, self._replaced = counts.skipped, counts.replaced
@@ -151,9 +159,9 @@ class Tally:
         if why:
             raise exceeding(self._owner.stage, counts, why) from error
 
-    def counts(self) -> Counts:
+    def counts(self) -> StageCounts:
         """Return the counts as they are now."""
-        return Counts(
+        return StageCounts(
             self.ticks.count if self.tolerant else 0,
             self._skipped,
             self._replaced,
@@ -172,12 +180,7 @@ class Tally:
         if captured is None:
             return None
         taken, skipped, replaced, first, left_out = captured
-        position: dict[str, Position] = {"taken": taken} if self.tolerant else {}
-        if skipped or replaced:
-            position.update(skipped=skipped, replaced=replaced, first=first)
-        if left_out:
-            position["left_out"] = dict(left_out)
-        return position
+        return counts_as_data(StageCounts(taken, skipped, replaced, first, "", left_out))
 
     def check(self, position: Position) -> None:
         """Refuse, with StateError, what `describe` never gives."""
@@ -186,18 +189,9 @@ class Tally:
     def check_upstream(self, position: Position) -> None:
         """A tally reads nothing."""
 
-    def read(self, position: Position) -> Counts:
+    def read(self, position: Position) -> StageCounts:
         """Return the counts that a saved position holds; raises StateError for what is none."""
-        fields = {} if position is None else position
-        taken, skipped, replaced = (
-            count_from(fields, name, self.stage) if not isinstance(fields, dict) or name in fields else 0
-            for name in ("taken", "skipped", "replaced")
-        )
-        first, left_out = fields.get("first", ""), fields.get("left_out", {})
-        if not isinstance(first, str) or not isinstance(left_out, dict) or skipped + replaced > taken:
-            raise damaged(f"{self.stage} holds no counts")
-        kinds = tuple((kind, count_from(left_out, kind, self.stage)) for kind in left_out)
-        return Counts(taken, skipped, replaced, first[:_LONGEST], "", kinds, self.max_errors)
+        return counts_from_data({} if position is None else position, self.stage, self.max_errors)
 
 
 def _shown(error: Exception, element: Any) -> str:
@@ -208,7 +202,7 @@ def _shown(error: Exception, element: Any) -> str:
     what = f"{type(error).__name__}: {text}" if text else type(error).__name__
     shown = brief(element, 60)
     at = f" (element {shown})" if shown not in what else ""
-    return f"{what[: _LONGEST - len(at)]}{at}".replace("\n", " ")
+    return f"{what[: LONGEST - len(at)]}{at}".replace("\n", " ")
 
 
 class _Record:
@@ -216,15 +210,15 @@ class _Record:
 
     def __init__(self, rounds: tuple[int, ...]) -> None:
         self.rounds = rounds
-        self.before = Counts()
-        self.peak = Counts()
+        self.before = StageCounts()
+        self.peak = StageCounts()
         self.live: list[Tally] = []
 
-    def counts(self) -> Counts:
+    def counts(self) -> StageCounts:
         return max([self.peak, *[tally.counts() for tally in self.live]], key=_progress)
 
 
-def _progress(counts: Counts) -> tuple[int, int, int]:
+def _progress(counts: StageCounts) -> tuple[int, int, int]:
     return counts.taken, counts.errors, sum(number for _, number in counts.left_out)
 
 
@@ -262,7 +256,7 @@ class Tallies:
                 record.peak = record.counts()
                 record.live.remove(run.tally)
 
-    def counts(self) -> dict[str, Counts]:
+    def counts(self) -> dict[str, StageCounts]:
         """Return what each stage counted so far."""
         return {stage: record.counts() for stage, record in self._records.items()}
 

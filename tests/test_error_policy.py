@@ -16,7 +16,7 @@ from stage_contract import check_everywhere, check_stage, saved, start
 from tars import make_tar
 
 from pipes import IterDataPipe
-from pipes.error_policy import Counts, check_policy, summed
+from pipes.error_policy import StageCounts, check_policy, summed
 from pipes.errors import DataError, ErrorBudgetExceeded, GraphError, StateError
 from pipes.iter import IterableWrapper
 from pipes.shard_points import check_shard_points
@@ -56,8 +56,8 @@ def nothing(error: Exception, x: Any) -> None:
     """A handler that only logs."""
 
 
-def counts_of(run: Any) -> Counts:
-    counts: Counts = run.context.tallies.counts()[run.stage]
+def counts_of(run: Any) -> StageCounts:
+    counts: StageCounts = run.context.tallies.counts()[run.stage]
     return counts
 
 
@@ -110,8 +110,8 @@ class TestElements:
         def graph() -> IterDataPipe[Any]:
             return SKIPPING[name][0](IterableWrapper(range(41))).shuffle(6).batch(2)
 
-        def stage(run: Any) -> Counts:
-            counts: dict[str, Counts] = run.context.tallies.counts()
+        def stage(run: Any) -> StageCounts:
+            counts: dict[str, StageCounts] = run.context.tallies.counts()
             return next(iter(counts.values()))[:4]  # type: ignore[return-value]
 
         run = start(graph())
@@ -498,11 +498,11 @@ def test_one_line_a_stage_and_epoch(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_sums() -> None:
-    one = {"1:Mapper": Counts(10, 2, 1, "first", "last", (("directory", 1),), 5)}
-    two = {"1:Mapper": Counts(5, 0, 0, "", "", (("directory", 2), ("fifo", 1)), 5), "2:Filter": Counts(4)}
+    one = {"1:Mapper": StageCounts(10, 2, 1, "first", "last", (("directory", 1),), 5)}
+    two = {"1:Mapper": StageCounts(5, 0, 0, "", "", (("directory", 2), ("fifo", 1)), 5), "2:Filter": StageCounts(4)}
     total = summed([one, two])
-    assert total["1:Mapper"] == Counts(15, 2, 1, "first", "last", (("directory", 3), ("fifo", 1)), 5)
-    assert total["2:Filter"] == Counts(4)
+    assert total["1:Mapper"] == StageCounts(15, 2, 1, "first", "last", (("directory", 3), ("fifo", 1)), 5)
+    assert total["2:Filter"] == StageCounts(4)
 
 
 def make(count: int) -> bytes:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipes.datapipe import IterDataPipe
+from pipes.error_policy import counts_as_data, counts_from_data
 from pipes.errors import StateError
 from pipes.loader2.streams import Plan, StreamState
 from pipes.saved import check_fingerprint, fingerprint, opened, sealed
@@ -46,7 +47,13 @@ class Checkpoint:
             "world": self.world,
             "replicate": self.replicate,
             "streams": {
-                str(number): {"at": state.at, "given": state.given, "ended": state.ended, "table": state.table}
+                str(number): {
+                    "at": state.at,
+                    "given": state.given,
+                    "ended": state.ended,
+                    "table": state.table,
+                    "counts": {stage: counts_as_data(counts) for stage, counts in state.counts.items()},
+                }
                 for number, state in sorted(self.streams.items())
             },
         }
@@ -118,4 +125,9 @@ def _stream(value: Any, where: str) -> StreamState:
         raise damaged(f"{where} does not say whether it ended")
     if given < at or (table is None and at):
         raise damaged(f"{where} stands at {at}, after {given}")
-    return StreamState(table, at, given, ended)
+    counts = value.get("counts")
+    if not isinstance(counts, dict):
+        raise damaged(f"{where} does not say what its stages counted")
+    return StreamState(
+        table, at, given, ended, {stage: counts_from_data(each, stage) for stage, each in counts.items()}
+    )

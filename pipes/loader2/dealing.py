@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pipes.datapipe import IterDataPipe, Shard
+from pipes.error_policy import StageCounts
 from pipes.errors import GraphError
 from pipes.graph import clone
 from pipes.loader2.streams import Plan
@@ -135,6 +136,10 @@ class Dealer:
         while self._dropped[stream] < below and hand:
             hand.popleft()
             self._dropped[stream] += 1
+
+    def stage_counts(self) -> dict[str, StageCounts]:
+        """Return what the stages that main runs have skipped, ahead of what was given."""
+        return {f"dealt/{stage}": counts for stage, counts in self._context.tallies.counts().items()}
 
     def close(self) -> None:
         self._context.close()

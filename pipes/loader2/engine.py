@@ -28,7 +28,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipes.datapipe import IterDataPipe
-from pipes.errors import ChannelClosed, WorkerDiedError
+from pipes.error_policy import StageCounts, check_budget, summed
+from pipes.errors import ChannelClosed, ErrorBudgetExceeded, WorkerDiedError
 from pipes.loader2 import channel as channels
 from pipes.loader2.channel import Message
 from pipes.loader2.dealing import Dealer, Exhausted, positions_of
@@ -138,6 +139,7 @@ class Engine:
         while True:
             awaited = self._delivery.awaited()
             if not awaited:
+                check_budget(self.stage_counts(), ended=True)
                 raise StopIteration
             worker = _first_with_something(awaited) or self._wait_for(awaited)
             kind, stream, generation, content, snapshot = worker.inbox.popleft()
@@ -148,8 +150,24 @@ class Engine:
                 progress.ended = True
                 self._delivery.end(stream)
                 continue
+            if kind == Kind.COUNTS:
+                self._count(progress, pickle.loads(content))
+                continue
             self._delivery = InOrder()
             raise self._deal_errors.get(stream) or unpack_error(content)
+
+    def _count(self, progress: Progress, counts: dict[str, StageCounts]) -> None:
+        if progress.count(counts):
+            try:
+                check_budget(self.stage_counts())
+            except ErrorBudgetExceeded:
+                self._delivery = InOrder()
+                raise
+
+    def stage_counts(self) -> dict[str, StageCounts]:
+        """Return what the stages have skipped in this epoch, over all streams of this process."""
+        dealt = {} if self._dealer is None else self._dealer.stage_counts()
+        return summed([*(progress.counts for progress in self._streams.values()), dealt])
 
     def _deliver(self, worker: Slot, progress: Progress, generation: int, parcel: Any, snapshot: bytes) -> Any:
         worker.nbytes += parcel.nbytes
@@ -261,7 +279,8 @@ class Engine:
         elif kind == Kind.DREW:
             self.drew_above = content.decode()
         else:
-            self._streams[stream].all_arrived = kind == Kind.END
+            if kind != Kind.COUNTS:
+                self._streams[stream].all_arrived = kind == Kind.END
             worker.inbox.append((kind, stream, worker.generation, content, b""))
 
     def _deal(self, worker: Slot, stream: int, number: int) -> None:

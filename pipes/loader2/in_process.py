@@ -6,10 +6,12 @@ caller's own generators are put back after every `next`, so that iterating never
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pipes.datapipe import IterDataPipe
-from pipes.errors import add_note
+from pipes.error_policy import StageCounts, check_budget, summed
+from pipes.errors import ErrorBudgetExceeded, add_note
 from pipes.loader2.dealing import Dealer, DealtSource
 from pipes.loader2.merge import RoundRobin
 from pipes.loader2.random import seeds_of
@@ -38,6 +40,7 @@ class InProcessEngine:
         self.drew_above: str | None = None
         self.batches = 0
         self.counts: list[Counts] = []
+        self._counted: dict[int, Mapping[str, StageCounts]] = {}
 
     @property
     def inner(self) -> IterDataPipe[Any]:
@@ -48,6 +51,7 @@ class InProcessEngine:
         """Begin an epoch: run the streams `states`, by number, each from its state; drops the epoch before."""
         self.close()
         self._plan, self._states, self._dealer = with_listings(plan, self._listings), states, dealer
+        self._counted = {number: state.counts for number, state in states.items()}
         self._graph = self._initial
         if self._reset_fn is not None:
             seeds = seeds_of(plan.seed, plan.epoch).spawn(0)
@@ -69,20 +73,47 @@ class InProcessEngine:
                 output = stream.next()
             except StopIteration:
                 self._turns.end()
+                self._count(number)
                 continue
             except BaseException as error:
                 self._turns = RoundRobin({})
-                given = self._streams[number].given if number in self._streams else self._states[number].given
-                add_note(error, self._plan.note(number, given))
+                opened = self._streams.get(number)
+                add_note(error, self._plan.note(number, self._states[number].given if opened is None else opened.given))
+                if opened is not None:
+                    self._counted[number] = opened.counts()
                 raise
             finally:
                 if saved is not None:
                     saved.restore()
+            try:
+                self._count(number)
+            except ErrorBudgetExceeded:
+                stream.fail()
+                raise
             self._turns.advance()
             self.drew_above = self.drew_above or stream.drew_above
             self.batches += 1
             return output
+        check_budget(self.stage_counts(), ended=True)
         raise StopIteration
+
+    def _count(self, number: int) -> None:
+        """Note what the stages of a stream have skipped; raises ErrorBudgetExceeded when that is too much."""
+        counts = self._streams[number].counts()
+        if counts:
+            errors = sum(each.errors for each in self._counted.get(number, {}).values())
+            self._counted[number] = counts
+            if errors < sum(each.errors for each in counts.values()):
+                try:
+                    check_budget(self.stage_counts())
+                except ErrorBudgetExceeded:
+                    self._turns = RoundRobin({})
+                    raise
+
+    def stage_counts(self) -> dict[str, StageCounts]:
+        """Return what the stages have skipped in this epoch, over all streams of this process."""
+        dealt = {} if self._dealer is None else self._dealer.stage_counts()
+        return summed([*self._counted.values(), dealt])
 
     def _open(self, number: int) -> Stream:
         if number not in self._streams:
@@ -100,11 +131,13 @@ class InProcessEngine:
         """Return where each stream stands, by its number."""
         states = dict(self._states)
         for number, stream in self._streams.items():
+            counts = self._counted.get(number, {})
             if stream.ended:
-                states[number] = StreamState(given=stream.given, ended=True)
+                states[number] = StreamState(given=stream.given, ended=True, counts=counts)
             else:
                 at, captures = stream.snapshot()
-                states[number] = StreamState(describe(self._graph, self._plan, number, captures), at, stream.given)
+                table = describe(self._graph, self._plan, number, captures)
+                states[number] = StreamState(table, at, stream.given, counts=counts)
         return states
 
     def pause(self) -> None:
@@ -142,6 +175,10 @@ class ServiceEngine:
     def drew_above(self) -> str | None:
         """The stage above which users' draws from the global generators were seen."""
         return None if self._engine is None else self._engine.drew_above
+
+    def stage_counts(self) -> dict[str, StageCounts]:
+        """Return what the stages have skipped in this epoch."""
+        return {} if self._engine is None else self._engine.stage_counts()
 
     def begin(self, plan: Plan, states: dict[int, StreamState], dealer: Dealer | None) -> None:
         """Begin an epoch, with the service's hooks around it."""

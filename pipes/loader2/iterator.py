@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from pipes.datapipe import IterDataPipe
+from pipes.error_policy import StageCounts, tell
 from pipes.errors import StaleIteratorError
 from pipes.loader2.dealing import Dealer
 from pipes.loader2.slot import Counts
@@ -35,6 +36,7 @@ class Runner(Protocol):
     def pause(self) -> None: ...
     def resume(self) -> None: ...
     def states(self) -> dict[int, StreamState]: ...
+    def stage_counts(self) -> dict[str, StageCounts]: ...
     def close(self) -> None: ...
 
 
@@ -70,6 +72,7 @@ class DataLoader2Iterator(Iterator[T], Generic[T]):
             output: T = self._runner.next()
         except StopIteration:
             self.ended = True
+            tell(self._runner.stage_counts())
             self._loader._epoch_ended()
             raise
         except BaseException as error:

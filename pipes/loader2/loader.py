@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
 from pipes.datapipe import IterDataPipe, MapDataPipe, no_length
+from pipes.error_policy import stats_of
 from pipes.errors import StateError
 from pipes.graph import clone
 from pipes.loader2.checkpoint import Checkpoint, check_tables, read_state
@@ -254,6 +255,10 @@ class DataLoader2(Generic[T]):
         output that was not there. `workers` has the process ids, and `per_worker` the same counts of each worker, with
         the time waited for it; a batch made in this process is in the totals alone.
 
+        `errors` and `left_out` are those of the epoch that runs or ran last, a resumed one from its start, by stage:
+        what `on_error` skipped and replaced of the elements taken, with the first and the last error; and what is left
+        out by rule, such as the directories of archives, by kind.
+
         >>> from pipes.iter import IterableWrapper
         >>> loader = DataLoader2(IterableWrapper(range(6)).batch(2))
         >>> len(list(loader)), loader.stats()["batches"], loader.stats()["per_worker"]
@@ -268,6 +273,7 @@ class DataLoader2(Generic[T]):
             "restarts": sum(count.restarts for count in counts),
             "workers": [count.pid for count in counts],
             "per_worker": [asdict(count) for count in counts],
+            **stats_of({} if self._runner is None else self._runner.stage_counts()),
         }
 
     def _pause(self) -> None:

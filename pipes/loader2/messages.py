@@ -17,6 +17,7 @@ Worker to main
     ERROR    (iteration, stream, given), the packed error: the stream raised; the iteration is over for this worker
     NEED     (iteration, stream, number): the stream waits for that element of the source that main reads
     DREW     (iteration, stream, 0), a stage's name: users' draws from the global generators were seen above that stage
+    COUNTS   (iteration, stream, given), pickle {stage: counts}: what was skipped up to the output, or end, that follows
     LOG, WARNING   what logging and warnings gave, for main to replay
 """
 
@@ -46,6 +47,7 @@ class Kind(IntEnum):
     WARNING = 15
     NEED = 16
     DREW = 17
+    COUNTS = 18
 
 
 BATCH_HEAD = struct.Struct("<qqqI4x")

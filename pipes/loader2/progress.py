@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pipes.datapipe import IterDataPipe
+from pipes.error_policy import StageCounts
 from pipes.loader2.streams import Plan, StreamState, describe
 from pipes.state import Captures, Table
 
@@ -22,6 +25,7 @@ class Progress:
         "arrived",
         "arrived_snapshot",
         "base",
+        "counts",
         "ended",
         "given",
         "given_snapshot",
@@ -35,15 +39,23 @@ class Progress:
         self.given_snapshot: Reached | None = None
         self.arrived_snapshot: Reached | None = None
         self.ended = self.all_arrived = base.ended
+        # What its stages have skipped up to the last output given, or a little beyond.
+        self.counts = base.counts
+
+    def count(self, counts: Mapping[str, StageCounts]) -> bool:
+        """Take in what the stages have counted up to the output that follows; tell whether there are more errors."""
+        errors = sum(each.errors for each in self.counts.values())
+        self.counts = counts
+        return errors < sum(each.errors for each in counts.values())
 
     def state(self, graph: IterDataPipe[Any], plan: Plan, *, arrived: bool = False) -> StreamState:
         """Return where the stream stands for the user, or for a new worker that goes on after what has arrived."""
         snapshot = self.arrived_snapshot if arrived else self.given_snapshot
         given = self.arrived if arrived else self.given
         if self.ended or (arrived and self.all_arrived):
-            return StreamState(given=given, ended=True)
+            return StreamState(given=given, ended=True, counts=self.counts)
         if snapshot is None:
-            return self.base.after(given)
+            return replace(self.base.after(given), counts=self.counts)
         at, reached = snapshot
         table = reached if isinstance(reached, dict) else describe(graph, plan, self.stream, reached)
-        return StreamState(table, at, given)
+        return StreamState(table, at, given, counts=self.counts)

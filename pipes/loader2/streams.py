@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from pipes.datapipe import IterDataPipe, MapDataPipe
-from pipes.error_policy import Counts
+from pipes.error_policy import StageCounts
 from pipes.errors import StateError, add_note, notes_of
 from pipes.loader2.blocks import SharedList
 from pipes.run import Context, Node, Run, inputs_of, walk
@@ -95,7 +95,7 @@ class StreamState:
     at: int = 0
     given: int = 0
     ended: bool = False
-    counts: Mapping[str, Counts] = field(default_factory=dict)
+    counts: Mapping[str, StageCounts] = field(default_factory=dict)
 
     def after(self, given: int) -> StreamState:
         """Return the state with `given` outputs given."""
@@ -248,6 +248,10 @@ class Stream:
             self._generators = GlobalGenerators.set_aside()
         return element
 
+    def fail(self) -> None:
+        """End the stream before its last output, which nobody was given."""
+        self.given, self._failed = self.given - 1, True
+
     def snapshot(self) -> Snapshot:
         """Return where the graph stands now, or stood at the newest output at which a unit of draws ended."""
         if self._failed or (self.seeded and self.given % self.unit):
@@ -259,7 +263,7 @@ class Stream:
         """The notes that the error which ended this stream refused to take."""
         return self._context.loose_notes
 
-    def counts(self) -> dict[str, Counts]:
+    def counts(self) -> dict[str, StageCounts]:
         """Return what each stage with `on_error`, or that leaves things out, has counted; empty without any."""
         return self._context.tallies.counts() if self._context.tallies else {}
 

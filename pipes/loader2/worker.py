@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -224,6 +224,7 @@ class _Worker:
                 with collating_into(self._pool) if self._collates_last else nullcontext():
                     output = stream.next()
             except StopIteration:
+                self._tell_of_counts(number, given)
                 self._turns.end()
                 self._send(Kind.END, [EVENT_HEAD.pack(self._iteration, number, given)])
                 return
@@ -243,12 +244,14 @@ class _Worker:
         except BaseException as error:
             loose = self._streams[number].loose_notes if number in self._streams else []
             notes = [*loose, self._plan.note(number, given)]
+            self._tell_of_counts(number, given)
             self._send(
                 Kind.ERROR, [EVENT_HEAD.pack(self._iteration, number, given), pack_error(error, self._number, notes)]
             )
             del error
             self._drop_streams()
             return
+        self._tell_of_counts(number, given)
         head = BATCH_HEAD.pack(self._iteration, number, stream.given, len(snapshot))
         self._credits -= 1
         self._turns.advance()
@@ -283,6 +286,14 @@ class _Worker:
             self._told_of_draws = True
             event = EVENT_HEAD.pack(self._iteration, stream.number, 0)
             self._send(Kind.DREW, [event, stream.drew_above.encode()])
+
+    def _tell_of_counts(self, number: int, given: int) -> None:
+        """Send what the stages of a stream have counted, when it is more than main knows of."""
+        stream, state = self._streams.get(number), self._states[number]
+        counts = {} if stream is None else stream.counts()
+        if counts and counts != state.counts:
+            self._states[number] = replace(state, counts=counts)
+            self._send(Kind.COUNTS, [EVENT_HEAD.pack(self._iteration, number, given), pickle.dumps(counts)])
 
     def _fetch(self, stream: int, number: int) -> Any:
         """Ask main for element `number` of `stream`, which only main can read."""
