@@ -182,7 +182,7 @@ class UserRun(Run):
             if callable(reset):
                 reset(pipe)
             if self.saved is not None:
-                pipe.load_state_dict(json.loads(self.saved))
+                self._load_own(json.loads(self.saved))
             iterator = type(pipe)._own_iter(pipe)
             source = _by_next(pipe) if iterator is pipe else iter(iterator)
             if self.skip:
@@ -202,6 +202,14 @@ class UserRun(Run):
             stop_expecting(self)
             if isinstance(source, Generator):
                 source.close()
+
+    def _load_own(self, state: Any) -> None:
+        try:
+            self.pipe.load_state_dict(state)
+        except Exception as error:
+            raise StateError(
+                f"load_state_dict() of stage {self.stage} failed: {type(error).__name__}: {error}"
+            ) from error
 
     def capture(self) -> Capture:
         if self.replays and not self.ended:

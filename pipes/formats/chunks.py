@@ -16,7 +16,7 @@ from importlib import import_module
 from itertools import chain
 from typing import Any, Protocol
 
-from pipes.errors import DataError, TruncatedError
+from pipes.errors import DataError, StateError, TruncatedError
 
 __all__ = [
     "COMPRESSIONS",
@@ -246,32 +246,54 @@ def decompress(chunks: Iterable[bytes], name: str, kind: str = "*") -> Iterator[
     return expand(chunks, name, kind) if kind else chunks
 
 
-def drop(chunks: Iterable[bytes], size: int) -> Iterator[bytes]:
+def _beyond(name: str, offset: int, missing: int) -> StateError:
+    return StateError(
+        f"{name}: the state stands at byte {offset}, and there are only {offset - missing}; the data changed: resume "
+        "with the data the state was made from, or start the epoch afresh"
+    )
+
+
+def drop(chunks: Iterable[bytes], size: int, name: str = "stream") -> Iterator[bytes]:
     """The chunks without their first `size` bytes.
 
     >>> list(drop([b"ab", b"cd", b"ef"], 3))
     [b'd', b'ef']
+
+    Raises:
+        StateError: there are fewer bytes.
     """
+    left = size
     for chunk in chunks:
-        if size < len(chunk):
-            yield chunk[size:] if size else chunk
-        size = max(size - len(chunk), 0)
+        if left < len(chunk):
+            yield chunk[left:] if left else chunk
+        left = max(left - len(chunk), 0)
+    if left:
+        raise _beyond(name, size, left)
 
 
 def go_to(stream: Any, name: str, offset: int, taken: int = 0) -> None:
-    """Bring the stream to byte `offset`, or to its end, when `taken` bytes of it were read.
+    """Bring the stream to byte `offset`, when `taken` bytes of it were read.
 
     By `seek`, else by the stream's own `skip(n)`, else by reading.
+
+    Raises:
+        StateError: the stream ends before.
     """
     left = offset - taken
     if left and getattr(stream, "seekable", bool)():
-        stream.seek(stream.tell() + left)
+        here = stream.tell()
+        end = stream.seek(0, 2)
+        left = max(0, here + left - end)
+        stream.seek(end if left else here + offset - taken)
     elif left and getattr(stream, "skip", None) is not None:
-        stream.skip(left)
+        passed = stream.skip(left)
+        left = 0 if passed is None else left - passed
     else:
         read = reader_of(stream, name)
         while left and (chunk := read(min(left, CHUNK))):
             left -= len(chunk)
+    if left:
+        raise _beyond(name, offset, left)
 
 
 def chunks_from(stream: Any, name: str, offset: int = 0) -> Iterator[bytes]:
@@ -284,7 +306,7 @@ def chunks_from(stream: Any, name: str, offset: int = 0) -> Iterator[bytes]:
     [b'ef']
 
     Raises:
-        As `read_chunks` and `expand`.
+        As `read_chunks` and `expand`; StateError for an offset beyond the content's end.
     """
     read = reader_of(stream, name)
     head = b""
@@ -293,11 +315,11 @@ def chunks_from(stream: Any, name: str, offset: int = 0) -> Iterator[bytes]:
     kind = sniff(head)
     rest = chain((head,) if head else (), read_chunks(stream, name))
     if kind:
-        return drop(expand(rest, name, kind), offset)
+        return drop(expand(rest, name, kind), offset, name)
     if offset > len(head):
         go_to(stream, name, offset, len(head))
         return read_chunks(stream, name)
-    return drop(rest, offset)
+    return drop(rest, offset, name)
 
 
 def whole_lines(chunks: Iterable[bytes], *, lone_cr: bool = False) -> Iterator[bytes]:

@@ -9,13 +9,14 @@ import lzma
 import sys
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_way import OneWay, Skipping
 
-from pipes.errors import DataError, TruncatedError
+from pipes.errors import DataError, StateError, TruncatedError
 from pipes.formats.chunks import CHUNK, chunks_from, decompress, drop, expand, go_to, read_chunks, sniff, whole_lines
 
 
@@ -122,7 +123,7 @@ def test_reading_chunks() -> None:
 DATA = bytes(range(256)) * 2000
 
 
-@pytest.mark.parametrize("offset", [0, 1, 9, 10, 11, 5000, CHUNK + 1, len(DATA) - 1, len(DATA), len(DATA) + 1])
+@pytest.mark.parametrize("offset", [0, 1, 9, 10, 11, 5000, CHUNK + 1, len(DATA) - 1, len(DATA)])
 @pytest.mark.parametrize("wrap", [io.BytesIO, OneWay, Skipping])
 def test_content_from_an_offset(wrap: Callable[[bytes], object], offset: int) -> None:
     assert b"".join(chunks_from(wrap(DATA), "a", offset)) == DATA[offset:]
@@ -153,3 +154,30 @@ def test_whole_lines(chunks: list[bytes]) -> None:
         assert b"".join(blocks) == b"".join(chunks)
         for block, after in pairwise(blocks):
             assert block.endswith(b"\n") or (lone_cr and block.endswith(b"\r") and not after.startswith(b"\n"))
+
+
+@pytest.mark.parametrize("way", ["seek", "skip", "skip without an answer", "read", "compressed"])
+def test_an_offset_beyond_the_end_is_no_silent_end(way: str) -> None:
+    data = bytes(range(200))
+
+    class Skips(io.BytesIO):
+        def seekable(self) -> bool:
+            return False
+
+        def skip(self, size: int) -> int | None:
+            passed = len(self.read(size))
+            return None if way == "skip without an answer" else passed
+
+    class Reads(io.BytesIO):
+        def seekable(self) -> bool:
+            return False
+
+    made = {"seek": io.BytesIO, "read": Reads, "compressed": lambda data: io.BytesIO(gzip.compress(data))}
+    make: Any = made.get(way, Skips)
+    for offset in (0, 5, 100, 199, 200):
+        assert b"".join(chunks_from(make(data), "a.bin", offset)) == data[offset:]
+    if way == "skip without an answer":  # then the stream itself says so, or nobody knows
+        return
+    for offset in (201, 2**61):
+        with pytest.raises(StateError, match=f"a.bin: the state stands at byte {offset}, and there are only 200"):
+            list(chunks_from(make(data), "a.bin", offset))
