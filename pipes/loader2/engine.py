@@ -172,7 +172,7 @@ class Engine:
     def _deliver(self, worker: Slot, progress: Progress, generation: int, parcel: Any, snapshot: bytes) -> Any:
         worker.nbytes += parcel.nbytes
         output = parcel.unpack()
-        if parcel.copied and not self._told_of_copies:
+        if parcel.copied and self._settings.max_held and not self._told_of_copies:
             self._told_of_copies = True
             # No warning: where those are errors, a batch that is only slower would end the epoch.
             _logger.warning(

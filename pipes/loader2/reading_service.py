@@ -160,6 +160,8 @@ class MultiProcessingReadingService:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         if prefetch is not None and prefetch < 1:
             raise ValueError(f"prefetch must be at least 1, not {prefetch}")
+        if max_held is not None and max_held < 0:
+            raise ValueError(f"max_held must be 0 (every output is copied) or more, not {max_held}")
         counts = [count for count in (worker_prefetch_cnt, main_prefetch_cnt) if count is not None]
         self.num_workers = num_workers
         self.prefetch = prefetch or max([1, *counts] if counts else [4])

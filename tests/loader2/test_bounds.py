@@ -170,6 +170,13 @@ def test_copies_are_counted_and_said_once(caplog: pytest.LogCaptureFixture) -> N
     assert "hold the 4 shared-memory blocks" in caplog.text
 
 
+def test_max_held_zero_copies_every_batch_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with loader_of(numbers(10).map(lambda x: torch.zeros(50_000) + x), 1, max_held=0) as loader:
+        assert [int(tensor[0]) for tensor in loader] == list(range(10))
+        assert loader.stats()["copied_batches"] == 10
+    assert not caplog.records
+
+
 def test_kept_batches_outlive_their_worker_and_the_loader() -> None:
     def make(number: int) -> dict[str, torch.Tensor]:
         return {"x": torch.full((50_000,), float(number)), "few": torch.full((10,), float(number))}

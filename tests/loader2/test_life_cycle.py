@@ -154,6 +154,7 @@ def test_the_service_s_options_are_checked() -> None:
         ({"timeout": 0}, "timeout"),
         ({"prefetch": 0}, "prefetch"),
         ({"snapshot_every": 0}, "snapshot_every"),
+        ({"max_held": -1}, "max_held"),
         ({"max_bytes_in_flight": 0}, "max_bytes_in_flight"),
     ]:
         with pytest.raises(ValueError, match=message):
