@@ -16,8 +16,10 @@ from stage_contract import check_everywhere, check_stage, saved, start
 from tars import make_tar
 
 from pipes import IterDataPipe
+from pipes.config import dump_graph, load_graph
 from pipes.error_policy import StageCounts, check_policy, summed
-from pipes.errors import DataError, ErrorBudgetExceeded, GraphError, StateError
+from pipes.errors import ConfigError, DataError, ErrorBudgetExceeded, GraphError, StateError
+from pipes.inspector.report import describe_graph
 from pipes.iter import IterableWrapper
 from pipes.shard_points import check_shard_points
 
@@ -544,6 +546,32 @@ def tagged(size: int) -> tuple[str, Any]:
     stream = _Tagged(make(size))
     stream.etag = f"e{size}"
     return "a.tar", stream
+
+
+def test_in_yaml() -> None:
+    text = """version: 1
+pipe:
+  - IterableWrapper: !range 8
+  - map: {fn: thirds, on_error: skip, max_errors: 5}
+  - filter: {filter_fn: bool, on_error: log, max_errors: 0.5}
+  - flatmap: {fn: pair, on_error: skip, max_errors: null}
+"""
+    functions = {"thirds": thirds_fail, "log": nothing, "pair": pair_of_large}
+    pipe = load_graph(text, functions=functions)
+    assert list(pipe) == [30, 30, 50, 50, 60, 60]
+    assert dump_graph(pipe, functions=functions).replace("'8'", "8") == text
+    report = describe_graph(pipe)
+    assert report.stages[1].parameters["on_error"] == "'skip'"
+    assert report.stages[1].parameters["max_errors"] == "5"
+    assert "it may skip elements" in report.stages[1].length_note
+    for wrong, why in (("on_error: skip", "no effect"), ("on_error: 3", "'raise' or 'skip' or a function")):
+        changed = text.replace("on_error: skip, max_errors: 5", wrong if "3" in wrong else "max_errors: 5")
+        with pytest.raises(ConfigError, match=why):
+            load_graph(changed, functions=functions)
+
+
+def pair_of_large(x: int) -> list[int]:
+    return [x, x] if x > 20 else [1 // 0]
 
 
 def test_nothing_is_kept_for_elements_that_do_not_fail() -> None:
