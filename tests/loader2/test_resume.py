@@ -16,7 +16,7 @@ import pytest
 from loading import N, loader_of, plain, source, take, through_json, two_epochs, with_draws
 
 from pipes import IterDataPipe, MapDataPipe
-from pipes.errors import StaleIteratorError
+from pipes.errors import StaleIteratorError, StateError
 from pipes.iter import IterableWrapper
 from pipes.map import SequenceWrapper
 from pipes.saved import sealed
@@ -68,6 +68,9 @@ class TestResume:
             for _ in expected[0]:
                 states.append(loader.state_dict())
                 next(iterator)
+            states.append(loader.state_dict())
+            assert next(iterator, None) is None
+            states.append(loader.state_dict())
         script = tmp_path / "resume.py"
         script.write_text(
             textwrap.dedent("""
@@ -78,10 +81,10 @@ class TestResume:
                 return x, random.random(), float(numpy.random.rand()), torch.rand(1).item()
             with_draws.__module__ = "loading"
             graph = IterableWrapper(range(50)).shuffle(7).sharding_filter().map(with_draws).batch(3)
-            loaders = [DataLoader2(graph, reading_service=MultiProcessingReadingService(n)) for n in (0, 1)]
+            loaders = [DataLoader2(graph, reading_service=MultiProcessingReadingService(n)) for n in (0, 1, 3)]
             runs = []
             for number, state in enumerate(json.load(sys.stdin)):
-                loader = loaders[number % 2]
+                loader = loaders[number % 3]
                 loader.load_state_dict(state)
                 runs.append([list(loader), list(loader)])
             for loader in loaders:
@@ -91,13 +94,17 @@ class TestResume:
         )
         found = subprocess.run(
             [sys.executable, "-W", "error", str(script)],
-            input=json.dumps(states[::2]),
+            input=json.dumps(states),
             capture_output=True,
             text=True,
             timeout=60,
         )
         assert found.returncode == 0, found.stderr
-        assert json.loads(found.stdout) == [[expected[0][k:], expected[1]] for k in range(len(states))[::2]]
+        runs = json.loads(found.stdout)
+        assert [run[0] for run in runs[:-1]] == [expected[0][k:] for k in range(len(states) - 1)]
+        assert [run[1] for run in runs[:-1]] == [expected[1]] * (len(states) - 1)
+        # the end was seen before the last state was saved
+        assert runs[-1][0] == expected[1]
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_chains(self, workers: int) -> None:
@@ -128,30 +135,59 @@ class TestResume:
             assert through_json(loader.state_dict())["streams"].keys() == state["streams"].keys()
             assert two_epochs(loader) == [expected[0][6:], expected[1]]
 
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_a_refused_load_leaves_a_running_epoch_alone(self, workers: int) -> None:
+        expected = self.clean()
+        with loader_of(self.make(), workers, self.STREAMS) as loader:
+            iterator = iter(loader)
+            given = take(iterator, 6)
+            state = through_json(loader.state_dict())
+            for bad in (None, {}, {**state, "seed": 4}, sealed({**state, "streams": {"0": state["streams"]["1"]}})):
+                with pytest.raises(StateError):
+                    loader.load_state_dict(bad)
+                assert through_json(loader.state_dict()).keys() == state.keys()
+                given += take(iterator, 1)
+            assert [plain(given + list(iterator)), plain(list(loader))] == expected
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_a_load_after_iter_before_the_first_batch(self, workers: int) -> None:
+        expected = self.clean()
+        with loader_of(self.make(), workers, self.STREAMS) as loader:
+            take(iter(loader), 6)
+            state = through_json(loader.state_dict())
+            iterator = iter(loader)
+            loader.load_state_dict(state)
+            with pytest.raises(StaleIteratorError, match="load_state_dict"):
+                next(iterator)
+            assert two_epochs(loader) == [expected[0][6:], expected[1]]
+
     def test_draws_above_a_buffer(self) -> None:
         def make(rng: bool) -> IterDataPipe[Any]:
             function: Any = (lambda x, rng: (x, rng.random())) if rng else (lambda x: (x, random.random()))
             return source().sharding_filter().map(function, rng=rng).shuffle(7).batch(3)
 
-        for workers in (0, 2):
+        def ids(epochs: list[Any]) -> list[Any]:
+            return [[[x[0] for x in batch] for batch in epoch] for epoch in epochs]
+
+        for workers in (0, 1, 3):
             for rng in (True, False):
-                with loader_of(make(rng), workers, 2) as loader:
-                    expected = plain(list(loader))
-                    loader.seed(3)
-                    take(iter(loader), 5)
-                    with warnings.catch_warnings(record=True) as caught:
-                        warnings.simplefilter("always")
-                        state = loader.state_dict()
-                        loader.state_dict()
-                    told = [str(warning.message) for warning in caught]
-                    loader.load_state_dict(state)
-                    rest = plain(list(loader))
-                assert [[x[0] for x in batch] for batch in rest] == [[x[0] for x in batch] for batch in expected[5:]]
-                if rng:
-                    assert not told
-                    assert rest == expected[5:]
-                else:
-                    assert len(told) == 1
+                with loader_of(make(rng), workers, 3) as loader:
+                    expected = two_epochs(loader)
+                    told: list[str] = []
+                    for k in range(0, len(expected[0]) + 1, 1 if rng else 6):
+                        loader.seed(3)
+                        take(iter(loader), k)
+                        with warnings.catch_warnings(record=True) as caught:
+                            warnings.simplefilter("always")
+                            state = loader.state_dict()
+                            loader.state_dict()
+                        told += [str(warning.message) for warning in caught]
+                        loader.load_state_dict(through_json(state))
+                        rest = two_epochs(loader)
+                        assert ids(rest) == ids([expected[0][k:], expected[1]])
+                        assert not rng or rest == [expected[0][k:], expected[1]]
+                assert len(told) == (0 if rng else 1)
+                if not rng:
                     assert "above stage 3:Shuffler draw from the global generators" in told[0]
                     assert "rng=True" in told[0]
 
