@@ -211,7 +211,7 @@ class IterDataPipe(ChainedIter[T_co], _Described, IterableDataset[T_co]):
 
         It is that after the last element given, also after `break`; after the end, that of the next epoch's start.
         A class with a `state_dict` of its own gives its own state instead: ask a stage below it, or a DataLoader2.
-        Raises StateError for a graph with a fork or demux, and after an error.
+        Raises StateError for a graph with some of the children of a fork or demux, and after an error.
 
         >>> from pipes.iter import IterableWrapper
         >>> pipe = IterableWrapper(range(6)).shuffle(3)

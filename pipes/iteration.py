@@ -15,6 +15,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator
+from inspect import GEN_CREATED, getgeneratorstate
 from itertools import chain
 from types import FunctionType
 from typing import Any, Protocol
@@ -83,9 +84,45 @@ def iterate(pipe: Node) -> Iterator[Any]:
     context = _context_of_its_own(pipe, loaded)
     _warn_of_automatic_sharding(context)
     table = None if loaded is None else loaded.table
+    for node in context.nodes if loaded is not None else ():
+        if type(node)._shared:  # which counts its own epochs, and is not begun by a restore
+            node.__dict__.update(_pipes_seed=context.seed, _pipes_epoch=context.epoch + (table is not None))
     run = _begin(context, table)
     pipe.__dict__["_iteration"] = iteration = Iteration(context, run, table)
-    return _guarded(context, run, iteration, loaded)
+    return PipeIterator.over(_guarded(context, run, iteration, loaded), context, iteration)
+
+
+class PipeIterator(chain[Any]):
+    """The iterator of a pipe outside a loader; `next` costs what it does in C.
+
+    A pipe whose end was seen stands at its next epoch, while this iterator has nothing more to give. So torchdata's
+    loader, which asks both, is told by this state which of the workers had come to their ends.
+    """
+
+    _parts: tuple[Generator[Any, None, None], Context, Iteration]
+
+    @classmethod
+    def over(cls, body: Generator[Any, None, None], context: Context, iteration: Iteration) -> PipeIterator:
+        """Return the iterator of `body`."""
+        self: Any = cls.from_iterable((body,))
+        self._parts = body, context, iteration
+        return self  # type: ignore[no-any-return]
+
+    def state_dict(self) -> dict[str, bool]:
+        """Return whether the end was seen; where it stands until then, the pipe's own `state_dict` says."""
+        return {"ended": self._parts[2].ended}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Give nothing, if `state` is that of an iterator at its end; what was loaded into the pipe stays there."""
+        if state["ended"]:
+            self.close()
+
+    def close(self) -> None:
+        """Close every file of the iteration, as a generator's `close` does."""
+        body, context, _ = self._parts
+        if getgeneratorstate(body) == GEN_CREATED:  # it was never asked, so it would not do this itself
+            context.close()
+        body.close()
 
 
 def state_of(pipe: Node) -> dict[str, Any]:
@@ -138,7 +175,7 @@ def _host(pipe: Node) -> Asking | None:
 
 def _begin(context: Context, table: Table | None = None) -> Run:
     """Take over the pipes of a context from older ones, join the generations of its shared stages, open its runs."""
-    private = _join_generations(context)
+    private = _join_generations(context) if table is None else _leave_generations(context)
     for node in private:
         owner = _owners.get(id(node), lambda: None)()
         if owner is not None:
@@ -146,6 +183,15 @@ def _begin(context: Context, table: Table | None = None) -> Run:
     for node in private:
         _owners[id(node)] = weakref.ref(context, _forget(id(node)))
     return context.start(table)
+
+
+def _leave_generations(context: Context) -> list[Node]:
+    """End the generations of the graph, which is restored with shared stages of its own; return all its pipes."""
+    for node in context.nodes:
+        generation = node.__dict__.pop("_generation", None)
+        if generation is not None:
+            generation.end(context.names[id(node)])
+    return context.nodes
 
 
 def _join_generations(context: Context) -> list[Node]:
@@ -322,7 +368,7 @@ def _end_of_epoch(context: Context) -> None:
         tell(counts)
 
 
-def _guarded(context: Context, run: Run, iteration: Iteration, loaded: Loaded | None) -> Iterator[Any]:
+def _guarded(context: Context, run: Run, iteration: Iteration, loaded: Loaded | None) -> Generator[Any, None, None]:
     pipe = context.last
     if pipe.__dict__.get("_loaded") is loaded and loaded is not None:
         # An iterator that was never asked does not use a state up.

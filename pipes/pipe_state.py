@@ -6,7 +6,8 @@ Contract
 - It holds what a loader's does for one stream, and the seed; users' draws from the global generators are their own
   affair here, as in any loop.
 - A state that was loaded is used up by the next iteration that is asked for an element.
-- Children of a fork or demux, iterated one by one, share a stage that no state of one of them describes: refused.
+- Children of a fork or demux, iterated one by one, share a stage that no state of one of them describes: refused,
+  unless the graph has all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipes.errors import StateError
-from pipes.node import Node, stage_names, walk
+from pipes.node import Node, inputs_of, stage_names, walk
 from pipes.run import Context, Run
 from pipes.saved import check_fingerprint, fingerprint, opened, sealed
 from pipes.state import Captures, Table, count_from, damaged
@@ -169,9 +170,10 @@ def loaded_into(pipe: Node) -> Loaded | None:
 
 
 def _refuse_shared(pipe: Node) -> None:
-    for node in walk(pipe):
-        if type(node)._shared:
+    nodes = walk(pipe)
+    for node in nodes:
+        if type(node)._shared and sum(node in inputs_of(each) for each in nodes) < vars(node)["num_instances"]:
             raise StateError(
-                "the children of a fork or demux may be iterated one by one, so a graph with one has no state outside "
-                "a loader: use DataLoader2, also for one process"
+                "the graph has some of the children of a fork or demux, and the others may be iterated by themselves, "
+                "so it has no state outside a loader: use DataLoader2, also for one process"
             )

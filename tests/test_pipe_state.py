@@ -281,3 +281,38 @@ def test_what_is_no_state_is_refused(bad: Any) -> None:
     with pytest.raises(StateError):
         pipe.load_state_dict(json.loads(json.dumps(pipe.state_dict()).replace("30", "31")))
     assert given + list(iterator) == list(graph())
+
+
+def test_a_graph_with_all_children_of_a_fork_has_a_state() -> None:
+    def graph() -> IterDataPipe[Any]:
+        one, two = IterableWrapper(range(30)).shuffle(5).fork(2)
+        return one.batch(2).zip(two.shuffle(4).batch(2))
+
+    pipe = graph()
+    whole, second = list(pipe), list(pipe)
+    pipe = graph()
+    iterator = iter(pipe)
+    for at in range(len(whole) + 1):
+        again = graph()
+        again.load_state_dict(pipe.state_dict())
+        assert list(again) == whole[at:]
+        assert list(again) == second
+        if at < len(whole):
+            next(iterator)
+
+
+def test_an_iterator_tells_whether_its_end_was_seen() -> None:
+    pipe = IterableWrapper(range(3)).shuffle()
+    iterator: Any = iter(pipe)
+    next(iterator)
+    assert iterator.state_dict() == {"ended": False}
+    list(iterator)
+    assert iterator.state_dict() == {"ended": True}
+    state, second = pipe.state_dict(), list(pipe)
+    again = IterableWrapper(range(3)).shuffle()
+    again.load_state_dict(state)
+    fresh: Any = iter(again)
+    fresh.load_state_dict({"ended": True})
+    assert list(fresh) == []
+    assert again.state_dict() == state
+    assert list(again) == second

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipes.loader2.iterator import DataLoader2Iterator
+    from pipes.loader2.lightning import LightningLoader
     from pipes.loader2.loader import DataLoader2
     from pipes.loader2.process import stop_forkserver
     from pipes.loader2.random import SeedGenerator
@@ -24,6 +25,7 @@ __all__ = [
     "DataLoader2",
     "DataLoader2Iterator",
     "InProcessReadingService",
+    "LightningLoader",
     "MultiProcessingReadingService",
     "ReadingServiceInterface",
     "SeedGenerator",
@@ -35,6 +37,7 @@ _HOME = {
     "DataLoader2": "loader",
     "DataLoader2Iterator": "iterator",
     "InProcessReadingService": "reading_service",
+    "LightningLoader": "lightning",
     "MultiProcessingReadingService": "reading_service",
     "ReadingServiceInterface": "reading_service",
     "SeedGenerator": "random",

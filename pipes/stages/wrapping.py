@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import islice
@@ -11,7 +12,7 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from pipes.datapipe import IterDataPipe, MapDataPipe, Shard, length_of, no_length
-from pipes.errors import StateError
+from pipes.errors import GraphError, StateError
 from pipes.run import Node, Run
 from pipes.state import Capture, Cursor, Position, Ticks
 
@@ -21,6 +22,8 @@ T = TypeVar("T")
 
 _ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None), range})
 _first = itemgetter(0)
+# By the id of the iterator that it reads, which it keeps alive.
+_readers: weakref.WeakValueDictionary[int, _WrapperRun] = weakref.WeakValueDictionary()
 
 
 class _ByPosition:
@@ -41,6 +44,7 @@ class _WrapperRun(Run):
     """Lists, tuples, ranges and strings are read by position; other iterables are counted and re-read on a restore."""
 
     stateful = True
+    iterator: Iterator[Any]
     count_fields = ("at",)
 
     def restore(self, position: Position) -> None:
@@ -104,7 +108,7 @@ class _WrapperRun(Run):
                 elements: Any = iter(_ByPosition(self.data))
                 elements.__setstate__(self.start)
             else:
-                elements = islice(iter(self.data), self.start, None)
+                elements = islice(self._begun(), self.start, None)
             for element, _ in zip(elements, self.cursor, strict=False):
                 yield element
         except GeneratorExit:
@@ -112,6 +116,21 @@ class _WrapperRun(Run):
         except BaseException as error:
             self.note(error)
             raise
+
+    def _begun(self) -> Iterator[Any]:
+        """Return a new iterator of the data; refuse one that another stream of this process reads."""
+        iterator: Iterator[Any] = iter(self.data)
+        reader = _readers.get(id(iterator))
+        context = self.context
+        if reader is not None and reader.iterator is iterator and reader.context.stream != context.stream:
+            raise GraphError(
+                f"stage {self.stage} wraps a {type(self.data).__name__} that gives all readers one and the same "
+                f"iterator, so {context.streams} streams in one process would each miss what the others take: let its "
+                "__iter__ make a new one, leave out deepcopy=False, or give it num_streams=1"
+            )
+        self.iterator = iterator
+        _readers[id(iterator)] = self
+        return iterator
 
     def capture(self) -> Capture:
         if self.cursor is None:

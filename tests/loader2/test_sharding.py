@@ -336,3 +336,35 @@ def test_restoring_behind_a_splitter_at_every_point(kind: str, streams: int) -> 
             if next(iterator, None) is None:
                 break
     assert at == len(whole)
+
+
+def test_streams_do_not_share_an_iterator() -> None:
+    class Shared:
+        """As a loader of another library: each `iter` begins anew, and the older one goes on as the newer."""
+
+        def __init__(self) -> None:
+            self.place = 0
+
+        def __iter__(self) -> Any:
+            self.place = 0
+            return self
+
+        def __next__(self) -> int:
+            self.place += 1
+            if self.place > 9:
+                raise StopIteration
+            return self.place
+
+    class Source:
+        def __init__(self) -> None:
+            self.shared = Shared()
+
+        def __iter__(self) -> Any:
+            return iter(self.shared)
+
+    copied = loader_of(IterableWrapper(Source()).sharding_filter(), 0, 2)
+    assert sorted(copied) == list(range(1, 10))
+    shared = IterableWrapper(Source(), deepcopy=False).sharding_filter()
+    assert list(loader_of(shared)) == list(range(1, 10))
+    with pytest.raises(GraphError, match=r"0:IterableWrapper wraps a Source that gives all readers one and the same"):
+        list(loader_of(shared, 0, 2))
