@@ -87,10 +87,10 @@ def log_points(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     def logging_work(number: int, sock: socket.socket, payload: bytes) -> None:
         seen = set()
 
-        def reach(moment: str, kind: Any = None) -> None:
+        def reach(moment: str, kind: int | None = None) -> None:
             if (moment, kind) not in seen:
                 seen.add((moment, kind))
-                (folder / label((moment, kind))).touch()
+                (folder / label((moment, None if kind is None else Kind(kind)))).touch()
 
         fault_points.reach = reach
         work(number, sock, payload)

@@ -33,8 +33,7 @@ from loading import loader_of, plain, through_json
 from random_graphs import RandomGraph, write_shards
 from residue import Holdings, settled
 
-from pipes.loader2 import fault_points, slot, worker
-from pipes.loader2.process import start_forkserver
+from pipes.loader2 import fault_points, process, slot, worker
 
 SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
 KEPT = 6
@@ -53,6 +52,8 @@ class Tally:
     stalls: int = 0
     saves: int = 0
     loads: int = 0
+    pauses: int = 0
+    forkservers: int = 0
     broken_off: int = 0
     lost: int = 0
     doubled: int = 0
@@ -166,7 +167,11 @@ class Soak:
                 loader.load_state_dict(self.state)
                 self.tally.loads += 1
                 iterator, asked = iter(loader), False
-            elif chance < 0.18 and asked and self.epoch + 1 < self.plan.epochs:
+            elif chance < 0.21:
+                self._pause(iterator)
+            elif chance < 0.213:
+                self._kill_the_forkserver()
+            elif chance < 0.22 and asked and self.epoch + 1 < self.plan.epochs:
                 # An iterator that was never asked would share its epoch with the next.
                 self.tally.broken_off += 1
                 self.epoch, self.at = self.epoch + 1, 0
@@ -240,6 +245,18 @@ class Soak:
 
         self._later(self.draw.random() * 0.02, act) if self.draw.random() < 0.7 else act()
 
+    def _pause(self, iterator: Any) -> None:
+        iterator.pause()
+        time.sleep(self.draw.random() * 0.01)
+        iterator.resume()
+        self.tally.pauses += 1
+
+    def _kill_the_forkserver(self) -> None:
+        """Kill it with all its workers; the next one is another."""
+        if process._server.pid is not None:
+            os.kill(process._server.pid, signal.SIGKILL)
+            self.tally.forkservers += 1
+
     def _stall(self, loader: Any) -> None:
         """Stop a worker for some milliseconds."""
         pids = living(loader)
@@ -273,16 +290,19 @@ def soak(seed: int, *, seconds: float | None = None, graphs: int | None = None, 
     tally = Tally()
     started = told = time.monotonic()
     original = slot.work
-    start_forkserver()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         write_shards(Path(folder))
         warnings.simplefilter("ignore")
         while graphs is None or tally.graphs < graphs:
             own = seed * 1_000_003 + tally.graphs if graphs != 1 else seed
+            process.start_forkserver()
             before = Holdings.now()
             slot.work = FaultyWork(random.Random(f"faults {own}"), tally)  # type: ignore[assignment]
             try:
                 Soak(RandomGraph(own, Path(folder)), tally).run()
+                if not settled(before, seconds=1.0):
+                    # A forkserver that came in the place of a killed one counts as new.
+                    process.stop_forkserver()
                 if not settled(before, seconds=10.0):
                     raise Difference("left behind:\n" + "\n".join(Holdings.now().news_since(before)))
             except BaseException as error:

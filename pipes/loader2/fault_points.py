@@ -1,6 +1,6 @@
 """Named moments in a worker's life at which the tests make it die, stop or fail.
 
-A worker calls `reach` as it passes each of `POINTS`. That does nothing, and costs 50 ns a call: it is there to be
+A worker calls `reach` as it passes each of `POINTS`. That does nothing, and costs some 50 ns a call: it is there to be
 replaced, in a worker, by whoever wants to know whether any moment is a bad one to die at.
 """
 
@@ -18,7 +18,7 @@ POINTS: tuple[tuple[str, Kind | None], ...] = (
     ("ready", None),
     *(
         (moment, kind)
-        for kind in (Kind.EPOCH, Kind.CREDIT, Kind.DEAL, Kind.STOP)
+        for kind in (Kind.EPOCH, Kind.CREDIT, Kind.DEAL, Kind.PAUSE, Kind.RESUME, Kind.STOP)
         for moment in ("before handling", "after handling")
     ),
     ("before the output", None),
@@ -38,5 +38,5 @@ POINTS: tuple[tuple[str, Kind | None], ...] = (
 )
 
 
-def reach(moment: str, kind: Kind | None = None) -> None:
+def reach(moment: str, kind: int | None = None) -> None:
     """Pass one of `POINTS`."""

@@ -23,9 +23,9 @@ from pipes.run import Context, Node, Run, inputs_of
 __all__ = ["Page", "Phase", "Place", "TracedContext", "Tracing", "Whereabouts"]
 
 _SIZE = 4096
-_PLACE = struct.Struct("qqq")
-_LENGTHS = struct.Struct("II")
-_TEXT = _PLACE.size + _LENGTHS.size
+# phase, stream, output, length of the stage's name, length of the element's text; then both texts
+_HEAD = struct.Struct("qqqII")
+_LENGTHS, _LENGTHS_AT = struct.Struct("II"), struct.calcsize("qqq")
 _LONGEST = 1000
 
 Note = Callable[..., None]
@@ -106,22 +106,20 @@ class Page:
 
     def move(self, phase: Phase, stream: int = -1, output: int = -1) -> None:
         """Say what the worker does from now on."""
-        _PLACE.pack_into(self._memory, 0, phase, stream, output)
-        _LENGTHS.pack_into(self._memory, _PLACE.size, 0, 0)
+        _HEAD.pack_into(self._memory, 0, phase, stream, output, 0, 0)
 
     def note(self, stage: str, *element: Any) -> None:
         """Say which stage runs from now on, and on which element."""
         name = stage.encode()[:_LONGEST]
         text = brief(element[0]).encode(errors="replace")[:_LONGEST] if element else b""
-        _LENGTHS.pack_into(self._memory, _PLACE.size, 0, 0)
-        self._memory[_TEXT : _TEXT + len(name) + len(text)] = name + text
-        _LENGTHS.pack_into(self._memory, _PLACE.size, len(name), len(text))
+        _LENGTHS.pack_into(self._memory, _LENGTHS_AT, 0, 0)
+        self._memory[_HEAD.size : _HEAD.size + len(name) + len(text)] = name + text
+        _LENGTHS.pack_into(self._memory, _LENGTHS_AT, len(name), len(text))
 
     def read(self) -> Whereabouts:
         """Return where the worker is, or was when it ended."""
-        phase, stream, output = _PLACE.unpack_from(self._memory)
-        stage, element = _LENGTHS.unpack_from(self._memory, _PLACE.size)
-        text = bytes(self._memory[_TEXT : _TEXT + stage + element])
+        phase, stream, output, stage, element = _HEAD.unpack_from(self._memory)
+        text = bytes(self._memory[_HEAD.size : _HEAD.size + stage + element])
         names = text[:stage].decode(errors="replace"), text[stage:].decode(errors="replace")
         return Whereabouts(Phase(phase), stream, output, *names)
 

@@ -143,7 +143,7 @@ class _Worker:
         )
 
     def _handle(self, message: Message) -> None:
-        kind = Kind(message.kind)
+        kind = message.kind
         fault_points.reach("before handling", kind)
         if kind == Kind.CREDIT:
             batches, own = CREDIT_HEAD.unpack_from(message.body)

@@ -17,10 +17,13 @@ import psutil
 import pytest
 import torch
 from loading import loader_of, take, through_json, with_draws
+from worker_processes import is_running
 
 from pipes import IterDataPipe
 from pipes.errors import WorkerDiedError
 from pipes.iter import IterableWrapper
+from pipes.loader2 import process
+from pipes.loader2.guard import sleep_until
 
 pytestmark = [pytest.mark.usefixtures("no_residue"), pytest.mark.race]
 
@@ -157,6 +160,18 @@ class TestDeaths:
                 process.wait(5)
             assert list(loader) == list(range(N))
         assert restarts_told(expects_restarts) <= 1
+
+    def test_the_forkserver_with_all_its_workers(self, expects_restarts: list[warnings.WarningMessage]) -> None:
+        with loader_of(numbers(1000).batch(4), 3, prefetch=2) as loader:
+            iterator = iter(loader)
+            given = take(iterator, 20)
+            for _ in range(2):
+                pids = [process._server.pid, *loader.stats()["workers"]]
+                os.kill(pids[0], signal.SIGKILL)
+                assert sleep_until(lambda pids=pids: not any(map(is_running, pids)), 20)
+                given += take(iterator, 60)
+            assert given + list(iterator) == list(loader_of(numbers(1000).batch(4), 0, 3))
+            assert loader.stats()["restarts"] == restarts_told(expects_restarts) == 6
 
     def test_after_a_stream_s_end(self, expects_restarts: list[warnings.WarningMessage]) -> None:
         # stream 0 ends at once; its worker's end is known but not used when the worker dies

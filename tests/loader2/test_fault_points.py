@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import warnings
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from loading import loader_of, with_draws
 
 from pipes import IterDataPipe
 from pipes.iter import IterableWrapper
+from pipes.loader2 import DataLoader2
 from pipes.loader2.fault_points import POINTS
 from pipes.loader2.messages import Kind
 
@@ -47,11 +49,22 @@ def failing() -> IterDataPipe[Any]:
     return IterableWrapper(range(30)).sharding_filter().map(lambda x: 1 // (x - 20))
 
 
+def with_pauses(loader: DataLoader2[Any]) -> list[Any]:
+    """Return the outputs of an epoch that is broken by pauses."""
+    iterator, given = iter(loader), []
+    for count in (2, 3, 100):
+        given += itertools.islice(iterator, count)
+        if not iterator.ended:
+            iterator.pause()
+            iterator.resume()
+    return given
+
+
 def points_with(*kinds: Kind) -> list[tuple[str, Kind | None]]:
     return [point for point in POINTS if point[1] in kinds]
 
 
-SPECIAL = [*points_with(Kind.NEED, Kind.DEAL), *points_with(Kind.ERROR), *points_with(Kind.STOP)]
+SPECIAL = points_with(Kind.NEED, Kind.DEAL, Kind.ERROR, Kind.PAUSE, Kind.RESUME, Kind.STOP)
 REGULAR = [point for point in POINTS if point not in SPECIAL]
 #: What a worker does once in an epoch, or in its life.
 ONCE = [point for point in POINTS if point[0] in ("at the start", "ready") or "unpickled" in point[0]]
@@ -74,7 +87,7 @@ def told() -> Iterator[list[warnings.WarningMessage]]:
 def test_every_point_is_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log_points(monkeypatch, tmp_path)
     with loader_of(regular(), 1, STREAMS, snapshot_every=2) as loader:
-        list(loader)
+        with_pauses(loader)
     with loader_of(dealt(), 1) as loader, pytest.warns(UserWarning, match="wraps a generator"):
         list(loader)
     with loader_of(failing(), 1) as loader, pytest.raises(ZeroDivisionError):
@@ -141,6 +154,21 @@ def test_an_error_on_its_way(
             assert given == [1 // (x - 20) for x in range(20)], (workers, fault)
         assert loader.stats()["restarts"] == len(told) <= 3, (workers, fault)
     assert 1 <= fault.deaths <= 3
+
+
+@pytest.mark.parametrize("point", points_with(Kind.PAUSE, Kind.RESUME), ids=label)
+def test_pauses(
+    point: tuple[str, Kind | None],
+    expected: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    told: list[warnings.WarningMessage],
+) -> None:
+    workers, fault = faults_at(point, tmp_path, 1)
+    fault.inject(monkeypatch)
+    with loader_of(regular(), workers, STREAMS, snapshot_every=2, prefetch=2, max_restarts=5) as loader:
+        assert [outline(with_pauses(loader)), outline(with_pauses(loader))] == expected, (workers, fault)
+        assert loader.stats()["restarts"] == len(told) == fault.deaths == 3, (workers, fault)
 
 
 @pytest.mark.parametrize("point", points_with(Kind.STOP), ids=label)

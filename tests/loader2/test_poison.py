@@ -41,6 +41,15 @@ def poison(element: int) -> int:
     return element
 
 
+def poison_name(name: str) -> str:
+    return name if name == "a" else str(os._exit(9))
+
+
+def zipped_with_itself(pipe: IterDataPipe[int]) -> IterDataPipe[Any]:
+    left, right = pipe.fork(2)
+    return left.map(poison).zip(right)
+
+
 class Users(IterDataPipe[int]):
     stateless = True
 
@@ -65,6 +74,9 @@ CASES: dict[str, tuple[Callable[[], IterDataPipe[Any]], str, str]] = {
     "keyed map": (lambda: numbers().map(lambda x, rng: poison(x), rng=True).batch(2), "2:Mapper", "21"),
     "flatmap": (lambda: numbers().flatmap(lambda x: [poison(x)] * 2), "2:FlatMapper", "21"),
     "collate": (lambda: numbers().batch(4).collate(poison_batch), "3:Collator", "[17, 19, 21, 23]"),
+    "fork and zip": (lambda: zipped_with_itself(numbers()), "4:Mapper", "21"),
+    "demux": (lambda: numbers().demux(2, lambda x: poison(x) % 2)[1].batch(2), "2:DemultiplexerSource", "21"),
+    "files": (lambda: IterableWrapper(["a", "b"]).sharding_filter().map(poison_name).batch(1), "2:Mapper", "'b'"),
     "user's class": (lambda: Users(numbers()).batch(2), "2:Users", "21"),
 }
 
