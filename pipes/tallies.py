@@ -8,6 +8,7 @@ Contract
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
@@ -39,7 +40,6 @@ __all__ = ["Tallies", "Tally", "open_tally"]
 # A stream that gives nothing would otherwise go on to the end of its data, and some data have no end.
 _IN_A_ROW = 10_000
 
-# These say nothing about the element.
 _NEVER_SKIPPED = (
     GraphError,
     StateError,
@@ -50,7 +50,15 @@ _NEVER_SKIPPED = (
     MemoryError,
 )
 
+# No more descriptors, memory or space.
+_EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC))
+
 _log = logging.getLogger("pipes")
+
+
+def _is_elsewhere(error: Exception) -> bool:
+    """Whether an error says nothing about the element, so that another run, or machine, would not meet it there."""
+    return isinstance(error, _NEVER_SKIPPED) or (isinstance(error, OSError) and error.errno in _EXHAUSTED)
 
 
 class Owner(Protocol):
@@ -129,7 +137,7 @@ class Tally:
         `uncounted` elements have been taken beyond those that `ticks` counts.
         """
         self._owner.note(error, element)
-        if not self.tolerant or not isinstance(error, Exception) or isinstance(error, _NEVER_SKIPPED):
+        if not self.tolerant or not isinstance(error, Exception) or _is_elsewhere(error):
             raise error
         stand_in = None
         if not isinstance(self.on_error, str):

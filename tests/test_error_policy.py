@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -168,7 +169,15 @@ class TestElements:
         assert len(caught.value.__notes__) == 1
 
     @pytest.mark.parametrize(
-        "error", [GraphError("g"), StateError("s"), ImportError("no pillow"), MemoryError(), ErrorBudgetExceeded("e")]
+        "error",
+        [
+            GraphError("g"),
+            StateError("s"),
+            ImportError("no pillow"),
+            MemoryError(),
+            ErrorBudgetExceeded("e"),
+            OSError(errno.EMFILE, "Too many open files"),
+        ],
     )
     def test_what_says_nothing_about_the_element_is_raised(self, error: Exception) -> None:
         def fail(x: int) -> int:

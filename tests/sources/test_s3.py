@@ -13,6 +13,7 @@ from fault_server import LIST, FaultServer, Step
 from moto import mock_aws
 from s3_objects import HARD_KEYS, body_of, put_objects
 from stage_contract import check_stage, start
+from tars import make_tar
 
 from pipes.errors import ChangedDataError, StateError, StoreNotFoundError, StorePermissionError
 from pipes.iter import IterableWrapper
@@ -231,3 +232,23 @@ def test_secrets_are_not_in_the_chain_that_prints() -> None:
     for secret in ("AKIA-SEEN", "hush-hush", "token-token"):
         assert secret not in text
     assert "S3FileLister" in text
+
+
+def test_objects_that_fail_are_skipped_and_counted(server: FaultServer) -> None:
+    whole = make_tar([("a.txt", b"x"), ("b.txt", b"y")])
+    server.reset({"0.tar": whole, "1.tar": b"", "3.tar": whole[:600], "4.tar": whole})
+    server.script("4.tar", *[Step(status=403)] * 8)
+    names = [f"s3://bkt/{number}.tar" for number in range(6)]
+
+    def graph() -> Any:
+        options = replace(UNSIGNED, endpoint_url=server.url)
+        opened = S3FileLoader(names, options=options, on_error="skip", max_errors=9)
+        return opened.load_from_tar(on_error="skip", max_errors=9).map(read)
+
+    run = start(graph())
+    # what stands before a cut is given
+    good = ["s3://bkt/0.tar/a.txt", "s3://bkt/0.tar/b.txt", "s3://bkt/3.tar/a.txt"]
+    assert [name for name, _ in run] == good
+    counts = run.context.tallies.counts().values()
+    assert sum(each.skipped for each in counts) == 5, counts
+    assert "s3://bkt/" in next(each.first for each in counts if each.first)
