@@ -1,0 +1,161 @@
+"""Loaders made and used under other conditions: in threads, in changed surroundings, with processes of their own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loading import loader_of, take
+
+from pipes import IterDataPipe
+from pipes.iter import IterableWrapper
+from pipes.loader2 import DataLoader2
+
+pytestmark = pytest.mark.usefixtures("no_residue")
+every_method = pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+
+
+def numbers(count: int = 40) -> IterDataPipe[int]:
+    return IterableWrapper(range(count)).sharding_filter()
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    """Call the function in a thread, which is over afterwards; return what it returned."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    (result,) = results
+    return result
+
+
+class TestThreads:
+    @every_method
+    def test_made_and_begun_in_a_thread_that_ends(self, method: str) -> None:
+        def make() -> tuple[DataLoader2[Any], Any, list[int]]:
+            loader = loader_of(numbers(), 2, multiprocessing_context=method)
+            iterator = iter(loader)
+            return loader, iterator, take(iterator, 5)
+
+        loader, iterator, given = in_thread(make)
+        # the workers outlive the thread that started them
+        assert given + list(iterator) == list(range(40))
+        assert list(loader) == list(range(40))
+        in_thread(loader.shutdown)
+
+    def test_each_epoch_in_another_thread(self) -> None:
+        with loader_of(numbers(), 2) as loader:
+            for _ in range(3):
+                assert in_thread(lambda: list(loader)) == list(range(40))
+
+    def test_many_loaders_in_threads_at_once(self) -> None:
+        def load(number: int) -> None:
+            with loader_of(numbers().map(lambda x: (number, x)), 1) as loader:
+                results[number] = list(loader)
+
+        results: dict[int, Any] = {}
+        threads = [threading.Thread(target=load, args=(number,)) for number in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results == {number: [(number, x) for x in range(40)] for number in range(5)}
+
+
+class TestDropping:
+    def test_an_iterator_in_mid_epoch(self) -> None:
+        with loader_of(numbers(), 2) as loader:
+            iterator = iter(loader)
+            take(iterator, 3)
+            del iterator
+            assert list(loader) == list(range(40))
+
+    def test_the_loader_while_its_iterator_is_used(self) -> None:
+        loader = loader_of(numbers(), 2)
+        iterator = iter(loader)
+        given = take(iterator, 3)
+        del loader
+        assert given + list(iterator) == list(range(40))
+
+    def test_a_loader_that_nobody_names(self) -> None:
+        assert [x for x in loader_of(numbers(), 2)] == list(range(40))  # noqa: C416
+
+
+@every_method
+def test_surroundings_are_those_at_the_first_iter(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(element: int) -> tuple[Any, ...]:
+        import only_there
+
+        with open(f"made-{element}", "w"):
+            pass
+        made = Path(f"made-{element}").stat()
+        return only_there.VALUE, os.environ["PIPES_TEST"], os.getcwd(), made.st_mode & 0o777, sys.path[0]
+
+    # a forkserver runs already, in the surroundings of before
+    with loader_of(numbers(2).map(look), 2, multiprocessing_context=method) as loader:
+        (tmp_path / "only_there.py").write_text("VALUE = 5\n")
+        monkeypatch.setenv("PIPES_TEST", method)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        mask = os.umask(0o027)
+        try:
+            assert list(loader) == [(5, method, str(tmp_path), 0o640, str(tmp_path))] * 2
+        finally:
+            os.umask(mask)
+            sys.modules.pop("only_there", None)
+
+
+@every_method
+def test_processes_inside_workers(method: str) -> None:
+    def work(element: int) -> tuple[str, list[int], int]:
+        run = subprocess.run([sys.executable, "-S", "-c", f"print({element} * 2)"], capture_output=True, text=True)
+        # as users call it, by the platform's method
+        with multiprocessing.Pool(2) as pool:
+            absolutes = pool.map(abs, [-element, element])
+        process = multiprocessing.Process(target=os._exit, args=(element,))
+        process.start()
+        process.join()
+        return run.stdout, absolutes, process.exitcode or 0
+
+    with loader_of(numbers(4).map(work), 2, multiprocessing_context=method) as loader:
+        assert list(loader) == [(f"{2 * x}\n", [x, x], x) for x in range(4)]
+
+
+@every_method
+def test_a_pool_that_a_worker_keeps_ends_with_it(method: str) -> None:
+    def init(pipe: Any, info: Any) -> Any:
+        pool = multiprocessing.get_context("fork").Pool(1)
+        return pipe.map(lambda x: (pool.apply(os.getpid), pool.apply(abs, (-x,))))
+
+    with loader_of(numbers(6), 2, worker_init_fn=init, multiprocessing_context=method) as loader:
+        given = list(loader)
+    assert [x for _, x in given] == list(range(6))
+    assert len({pid for pid, _ in given}) == 2
+
+
+@every_method
+def test_a_context_object_and_the_hooks_of_workers(method: str) -> None:
+    parent = os.getpid()
+    context: Any = multiprocessing.get_context(method)
+
+    def init(pipe: Any, info: Any) -> Any:
+        return pipe.map(lambda x: (x, os.getppid() == parent, info.worker_id, info.num_workers))
+
+    def reset(pipe: Any, info: Any, seeds: Any) -> Any:
+        return pipe.map(lambda made: (*made, seeds.generate_shared_seed()))
+
+    options = {"worker_init_fn": init, "worker_reset_fn": reset, "multiprocessing_context": context}
+    with loader_of(numbers(4), 2, **options) as loader:
+        epochs = [list(loader), list(loader)]
+    for epoch in epochs:
+        assert [element[:4] for element in epoch] == [(x, method != "forkserver", x % 2, 2) for x in range(4)]
+        # the workers share the sequence
+        assert epoch[0][4] == epoch[1][4] != epoch[2][4] == epoch[3][4]
+    assert epochs[0][0][4] != epochs[1][0][4]
