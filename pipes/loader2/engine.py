@@ -139,6 +139,7 @@ class Engine:
         while True:
             awaited = self._delivery.awaited()
             if not awaited:
+                self._check_open()
                 check_budget(self.stage_counts(), ended=True)
                 raise StopIteration
             worker = _first_with_something(awaited) or self._wait_for(awaited)
@@ -215,14 +216,17 @@ class Engine:
         finally:
             (found or awaited[0]).waited += time.perf_counter() - started
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the loader was shut down while this iterator waited for its workers")
+
     def _give_back(self, worker: Slot) -> None:
         returned = worker.receiver.returned()
         if returned:
             worker.channel.post(Kind.CREDIT, [CREDIT_HEAD.pack(0, 0), returned])
 
     def _take_in(self, worker: Slot) -> None:
-        if self._closed:
-            raise RuntimeError("the loader was shut down while this iterator waited for its workers")
+        self._check_open()
         failure: Exception | None = None
         ended = False
         try:
@@ -305,8 +309,7 @@ class Engine:
         """Start a dead worker again, or raise what its death means."""
         death = Death.of(worker, self._streams.values())
         worker.discard()
-        if self._closed:
-            raise RuntimeError("the loader was shut down while this iterator waited for its workers")
+        self._check_open()
         if worker.fatal is not None:
             raise worker.fatal
         if worker.inbox and worker.inbox[-1][0] == Kind.ERROR:

@@ -64,7 +64,9 @@ class InProcessEngine:
 
     def next(self) -> Any:
         """Return the next output; raises StopIteration at the end, and what the streams raise."""
-        while (number := self._turns.turn()) is not None:
+        # Of the epoch that this call began in, whatever another thread ends meanwhile.
+        turns = self._turns
+        while (number := turns.turn()) is not None:
             if self._dealer is not None:
                 DealtSource.fetch = staticmethod(self._take)
             saved = GlobalGenerators.set_aside() if self._seeded else None
@@ -72,8 +74,8 @@ class InProcessEngine:
                 stream = self._open(number)
                 output = stream.next()
             except StopIteration:
-                self._turns.end()
-                self._count(number)
+                turns.end()
+                self._count(number, stream)
                 continue
             except BaseException as error:
                 self._turns = RoundRobin({})
@@ -86,20 +88,20 @@ class InProcessEngine:
                 if saved is not None:
                     saved.restore()
             try:
-                self._count(number)
+                self._count(number, stream)
             except ErrorBudgetExceeded:
                 stream.fail()
                 raise
-            self._turns.advance()
+            turns.advance()
             self.drew_above = self.drew_above or stream.drew_above
             self.batches += 1
             return output
         check_budget(self.stage_counts(), ended=True)
         raise StopIteration
 
-    def _count(self, number: int) -> None:
+    def _count(self, number: int, stream: Stream) -> None:
         """Note what the stages of a stream have skipped; raises ErrorBudgetExceeded when that is too much."""
-        counts = self._streams[number].counts()
+        counts = stream.counts()
         if counts:
             errors = sum(each.errors for each in self._counted.get(number, {}).values())
             self._counted[number] = counts

@@ -71,6 +71,8 @@ class DataLoader2Iterator(Iterator[T], Generic[T]):
         try:
             output: T = self._runner.next()
         except StopIteration:
+            # Another thread may have shut the loader down meanwhile: that is no end of the epoch.
+            self._check()
             self.ended = True
             tell(self._runner.stage_counts())
             self._loader._epoch_ended()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import warnings
 import weakref
@@ -151,7 +152,10 @@ class DataLoader2(Generic[T]):
         else:
             runner = ServiceEngine(service, self._graph)
         self._runner = runner
-        self._finalizer = weakref.finalize(self, runner.close)
+        self._finalizer = weakref.finalize(self, _end, runner.close)
+        # At exit before the forkserver ends, whose workers would seem to die; finalizers have no such order.
+        self._finalizer.atexit = False
+        atexit.register(runner.close)
         return runner
 
     def _plan(self) -> Plan:
@@ -297,7 +301,7 @@ class DataLoader2(Generic[T]):
         if previous is not None:
             previous.replace("the loader was shut down")
         if self._runner is not None:
-            self._runner.close()
+            _end(self._runner.close)
             self._finalizer.detach()
 
     close = shutdown
@@ -310,6 +314,11 @@ class DataLoader2(Generic[T]):
 
     def __repr__(self) -> str:
         return f"DataLoader2(num_streams={self.num_streams}, epoch={self._epoch})\n{self.datapipe!r}"
+
+
+def _end(close: Callable[[], None]) -> None:
+    close()
+    atexit.unregister(close)
 
 
 def _rank() -> tuple[int, int]:

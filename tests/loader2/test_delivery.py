@@ -188,6 +188,7 @@ class TestAsReady:
                 break
         assert sorted(given) == sorted(self.expected())
 
+    @pytest.mark.race
     def test_each_output_comes_once_across_kills(self) -> None:
         draw = random.Random(3)
         with warnings.catch_warnings():
@@ -239,6 +240,7 @@ class TestAsReady:
 
 
 class TestNoBudgetIsADeadlock:
+    @pytest.mark.race
     @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         sizes=st.lists(st.lists(st.integers(0, 60_000), max_size=8), min_size=1, max_size=5),

@@ -32,6 +32,7 @@ class TestEndOfProgram:
         body = "iterator = iter(loader_of(slow))\nprint(next(iterator), next(iterator))"
         assert end_of(run_program(tmp_path, body, method)) == (0, "0 1\n", "")
 
+    @pytest.mark.race
     def test_with_a_daemon_thread_that_iterates(self, tmp_path: Path) -> None:
         program = run_program(
             tmp_path,
@@ -50,6 +51,7 @@ class TestEndOfProgram:
         assert err.count("Traceback (most recent call last)") <= 1, err
         # a daemon thread is cut off in mid-word
         assert not err or err.startswith("Exception in thread"), err
+        assert "SIGKILL" not in err
 
     @every_method
     def test_ctrl_c_in_the_loop(self, method: str, tmp_path: Path) -> None:
@@ -129,6 +131,7 @@ GOES_ON = "assert next(iter(loader)) == 0\n"
 class TestCtrlC:
     """Control comes back, the loader can be used on, or is closed, and nothing is left."""
 
+    @pytest.mark.race
     def test_in_next_in_the_body_and_during_the_end(self, tmp_path: Path) -> None:
         # to the end, both workers are in an element, so that they do not look at main's word to stop
         program = run_program(
@@ -177,6 +180,7 @@ class TestCtrlC:
         # Python prints what is raised while an object is dropped, and goes on
         assert (code, "KeyboardInterrupt" in err) == (0, True), err
 
+    @pytest.mark.race
     def test_again_and_again(self, tmp_path: Path) -> None:
         program = run_program(
             tmp_path,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import random
 import threading
+import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 from loading import GRAPHS, N, global_state, loader_of, plain, source, take
 
 from pipes.errors import StaleIteratorError
+from pipes.iter import IterableWrapper
 from pipes.loader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 
 pytestmark = pytest.mark.usefixtures("no_residue")
@@ -91,8 +94,6 @@ class TestLifeCycle:
     @pytest.mark.race
     def test_shutdown_while_another_thread_waits(self) -> None:
         def slow(element: int) -> int:
-            import time
-
             time.sleep(60)
             return element
 
@@ -103,6 +104,33 @@ class TestLifeCycle:
         with pytest.raises(RuntimeError, match="shut down"):
             next(iterator)
         stopper.join()
+
+    @pytest.mark.race
+    @pytest.mark.parametrize("workers", [0, 1])
+    @pytest.mark.parametrize("batched", [False, True])
+    def test_shutdown_while_another_thread_iterates_is_no_end(self, workers: int, batched: bool) -> None:
+        ends: list[Exception] = []
+
+        def iterate(iterator: Any) -> None:
+            try:
+                given = sum(1 for _ in iterator)
+            except Exception as error:
+                ends.append(error)
+            else:
+                raise AssertionError(f"it ended after {given} outputs")
+
+        pipe = IterableWrapper(range(10**8)).sharding_filter().map(abs)
+        for attempt in range(10):
+            loader = loader_of(pipe.batch(1000) if batched else pipe, workers)
+            iterator = iter(loader)
+            take(iterator, 5)
+            thread = threading.Thread(target=iterate, args=(iterator,))
+            thread.start()
+            time.sleep(0.003 * attempt)
+            loader.shutdown()
+            thread.join()
+            assert len(ends) == attempt + 1
+            assert "shut down" in str(ends[-1]), ends[-1]
 
     @pytest.mark.race
     def test_shutdown_in_another_thread_twice(self) -> None:

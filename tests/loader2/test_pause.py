@@ -106,6 +106,7 @@ class TestPause:
             it.load_state_dict(state)
             assert plain(list(it)) == epochs[0][len(given) :]
 
+    @pytest.mark.race
     @pytest.mark.parametrize("in_order", [True, False])
     def test_the_workers_rest(self, in_order: bool, tmp_path: Path) -> None:
         call = logged_calls(tmp_path)
