@@ -59,7 +59,8 @@ def settle(measure: Callable[[], Any], expected: Any) -> Any:
 class TestBytesInFlight:
     @pytest.mark.parametrize("workers", [1, 3])
     @pytest.mark.parametrize("outputs", [0.001, 1.5, 10.5], ids=lambda outputs: f"budget of {outputs} outputs")
-    @pytest.mark.parametrize("floats", [5_000, 250_000], ids=["inline", "in slabs"])
+    # The inline ones fit into the sockets' buffers, where main lets them wait.
+    @pytest.mark.parametrize("floats", [1_000, 250_000], ids=["inline", "in slabs"])
     def test_the_peak_is_the_budget(self, floats: int, outputs: float, workers: int, tmp_path: Path) -> None:
         call = logged_calls(tmp_path)
         pipe = numbers(300).map(lambda x: torch.zeros(floats) + call(x))
