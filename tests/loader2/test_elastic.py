@@ -1,0 +1,205 @@
+"""Equal batches in equal order for any number of workers and ranks, and a resume from any of them to any other."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loading import loader_of, plain, take, through_json, with_draws
+
+from pipes import IterDataPipe
+from pipes.errors import StateError
+from pipes.iter import IterableWrapper
+
+pytestmark = pytest.mark.usefixtures("no_residue")
+
+STREAMS = 8
+N = 100
+
+
+def graph() -> IterDataPipe[Any]:
+    return IterableWrapper(range(N)).shuffle(20).sharding_filter().shuffle(4).map(with_draws).batch(3)
+
+
+def tails() -> IterDataPipe[Any]:
+    """Streams of very different lengths, so that some end long before the others."""
+    pipe = IterableWrapper(range(N)).shuffle(20).sharding_filter().map(lambda x, rng: (x, rng.random()), rng=True)
+    pipe = pipe.batch(3).filter(lambda batch: sum(x for x, _ in batch) % 4 > 0).unbatch().shuffle(4)
+    return pipe.batch(2, drop_last=True).map(lambda batch: [with_draws(x) for x in batch])
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that gives the loader of one rank: it stands for torch.distributed."""
+
+    def make(pipe: IterDataPipe[Any], workers: int, rank: int, world: int, streams: int | None = STREAMS) -> Any:
+        monkeypatch.setattr("pipes.loader2.loader._rank", lambda: (rank, world))
+        return loader_of(pipe, workers, streams, prefetch=2, snapshot_every=3)
+
+    return make
+
+
+def epochs_of(loader: Any) -> list[Any]:
+    with loader:
+        return [plain(list(loader)), plain(list(loader))]
+
+
+def merged(streams: dict[int, list[Any]], given: dict[int, int]) -> list[Any]:
+    """Return what the streams have yet to give: always from the one that gave least, the lowest number first."""
+    given, order = dict(given), []
+    while living := [number for number in streams if given[number] < len(streams[number])]:
+        number = min(living, key=lambda each: (given[each], each))
+        order.append(streams[number][given[number]])
+        given[number] += 1
+    return order
+
+
+def by_stream(pipe: IterDataPipe[Any], ranks: Any) -> list[dict[int, list[Any]]]:
+    """Return what each stream gives in two epochs: that of a rank that runs no other."""
+    both = {number: epochs_of(ranks(pipe, 0, number, STREAMS)) for number in range(STREAMS)}
+    return [{number: epochs[place] for number, epochs in both.items()} for place in (0, 1)]
+
+
+@pytest.mark.parametrize("make", [graph, tails])
+def test_the_order_is_the_same_for_any_numbers(make: Any, ranks: Any) -> None:
+    streams = by_stream(make(), ranks)
+    whole = [merged(each, dict.fromkeys(each, 0)) for each in streams]
+    assert len(whole[0]) > 15
+    assert len({len(each) for each in streams[0].values()}) > 1
+    for workers, world in ((0, 1), (1, 1), (2, 1), (3, 1), (8, 1), (0, 2), (3, 2), (0, 4), (2, 4)):
+        parts = [epochs_of(ranks(make(), workers, rank, world)) for rank in range(world)]
+        for epoch in (0, 1):
+            for rank in range(world):
+                own = {number: each for number, each in streams[epoch].items() if number % world == rank}
+                assert parts[rank][epoch] == merged(own, dict.fromkeys(own, 0)), (workers, world, rank)
+            if make is graph:  # whose streams differ by one batch at most: ranks in turn give the order of one
+                turns = zip_longest(*(part[epoch] for part in parts))
+                assert [batch for turn in turns for batch in turn if batch is not None] == whole[epoch]
+            elif world == 1:
+                assert parts[0][epoch] == whole[epoch]
+
+
+@pytest.mark.parametrize(("workers", "world"), [(0, 1), (3, 1), (8, 1), (2, 2), (0, 2), (1, 4)])
+def test_a_resume_goes_from_any_numbers_to_any_other(workers: int, world: int, ranks: Any) -> None:
+    streams, second = by_stream(tails(), ranks)
+    at = 3
+    states: list[Any] = []
+    given: dict[int, int] = {}
+    for rank in range(world):
+        with ranks(tails(), workers, rank, world) as loader:
+            take(iter(loader), at)
+            states.append(through_json(loader.state_dict()))
+        given.update({int(number): each["given"] for number, each in states[-1]["streams"].items()})
+    assert sum(given.values()) == at * world
+    for workers_then, world_then in ((0, 1), (2, 1), (3, 2), (0, 4)):
+        for rank in range(world_then):
+            loader = ranks(tails(), workers_then, rank, world_then, None)
+            loader.load_state_dict(states if world > 1 else states[0])
+            own = [number for number in range(STREAMS) if number % world_then == rank]
+            assert epochs_of(loader) == [
+                merged({number: streams[number] for number in own}, given),
+                merged({number: second[number] for number in own}, dict.fromkeys(own, 0)),
+            ], (at, workers_then, world_then, rank)
+
+
+def test_the_state_of_one_rank_is_enough_for_the_same_world(ranks: Any) -> None:
+    with ranks(graph(), 0, 1, 2) as loader:
+        whole = plain(list(loader))
+        loader.seed(3)
+        take(iter(loader), 6)
+        state = through_json(loader.state_dict())
+    with ranks(graph(), 2, 1, 2, None) as loader:
+        loader.load_state_dict(state)
+        assert plain(list(loader)) == whole[6:]
+    with (
+        ranks(graph(), 0, 0, 2, None) as loader,
+        pytest.raises(StateError, match=r"lacks streams \[0, 2, 4, 6\] of rank 0"),
+    ):
+        loader.load_state_dict(state)
+    with ranks(graph(), 0, 0, 3, None) as loader, pytest.raises(StateError, match="8 streams cannot be spread over 3"):
+        loader.load_state_dict(state)
+
+
+RANK = """
+import json, sys
+import torch, torch.distributed as dist
+from loading import plain, with_draws
+from pipes.iter import IterableWrapper
+from pipes.loader2 import DataLoader2, MultiProcessingReadingService
+rank, store, states = int(sys.argv[1]), sys.argv[2], json.load(sys.stdin)
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+torch.manual_seed(40 + rank)
+graph = IterableWrapper(range(50)).shuffle(7).sharding_filter().map(with_draws).batch(3)
+with DataLoader2(graph, reading_service=MultiProcessingReadingService(2 * rank), num_streams=4) as loader:
+    if states:
+        loader.load_state_dict(states)
+    first = plain(list(loader))
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = loader.state_dict()
+    print(json.dumps([first, state, plain(list(iterator))]))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def run_ranks(tmp_path: Path, states: Any = None) -> list[Any]:
+    script = tmp_path / "rank.py"
+    script.write_text(textwrap.dedent(RANK))
+    store = tmp_path / f"store{len(list(tmp_path.iterdir()))}"
+    tests = Path(__file__).parents[1]
+    path = os.pathsep.join((str(tests.parent), str(tests)))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), str(store)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(2)
+    ]
+    try:
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(states))
+            process.stdin.close()
+            process.stdin = None
+        outputs = [process.communicate(timeout=100) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], [error for _, error in outputs]
+    return [json.loads(output) for output, _ in outputs]
+
+
+def test_ranks_of_a_process_group(tmp_path: Path) -> None:
+    """Rank and world size are read from the group, the seed is rank 0's, and the states of both resume anywhere."""
+    found = run_ranks(tmp_path)
+    one = IterableWrapper(range(50)).shuffle(7).sharding_filter().map(with_draws).batch(3)
+    with loader_of(one, 0, 4, seed=40) as loader:
+        first, second, third = (plain(list(loader)) for _ in range(3))
+    states = [state for _, state, _ in found]
+    assert [state["seed"] for state in states] == [40, 40]
+    assert [sorted(state["streams"]) for state in states] == [["0", "2"], ["1", "3"]]
+
+    def in_turn(parts: list[Any]) -> list[Any]:
+        return [batch for turn in zip_longest(*parts) for batch in turn if batch is not None]
+
+    assert in_turn([whole for whole, _, _ in found]) == first
+    assert in_turn([rest for _, _, rest in found]) == second[6:]
+    with loader_of(one, 0, seed=1) as loader:
+        loader.load_state_dict(states)
+        assert plain(list(islice(loader, 4))) == second[6:10]
+    again = run_ranks(tmp_path, states)
+    assert in_turn([rest for rest, _, _ in again]) == second[6:]
+    assert in_turn([rest for _, _, rest in again]) == third[6:]
