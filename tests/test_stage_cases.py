@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:stage .* has no state of its own
 
 NO_STAGES = {"DataChunk", "IterDataPipe", "MapDataPipe", "functional_datapipe"}
 # They hold what others share, or stand in graphs that only the loader makes (tests/loader2/test_dealing.py).
-NOT_RUN_BY_CASES = {"RecordsRun", "ExpandingRun", "_JoiningRun", "_CountingRun", "ShardRun", "_DealtRun"}
+NOT_RUN_BY_CASES = {"RecordsRun", "ExpandingRun", "AppliedRun", "_JoiningRun", "_CountingRun", "ShardRun", "_DealtRun"}
 
 Make = Callable[[], IterDataPipe[Any]]
 

@@ -52,6 +52,8 @@ def test_fork_contract(make: Any) -> None:
     check_stage(make)
 
 
+# The zip ends with its shortest input, so the next epoch begins before the other child was read to its end.
+@pytest.mark.filterwarnings("ignore:.*DemultiplexerSource starts again although")
 @pytest.mark.parametrize(
     "make",
     [fork_of_fork, fork_read_one_after_the_other, demux_and_concat, demux_uneven],
