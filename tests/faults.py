@@ -8,12 +8,14 @@ import signal
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from pipes.loader2 import fault_points, slot, worker
 from pipes.loader2.messages import Kind
+
+if TYPE_CHECKING:
+    # Each worker imports this module, and pytest would take longer than all the rest.
+    import pytest
 
 WAYS = ("SIGKILL", "SIGSEGV", "exit")
 

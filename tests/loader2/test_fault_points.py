@@ -29,7 +29,7 @@ STREAMS = 3
 def with_bulk(batch: list[Any]) -> Any:
     """Return the batch with a leaf that travels in a slab and, now and then, what does not fit into the socket."""
     number = batch[0][0]
-    small = [np.full(60_000, i, np.uint8) for i in range(8)] if number % 3 == 0 else []
+    small = [np.full(60_000, i, np.uint8) for i in range(20)] if number % 3 == 0 else []
     return batch, torch.full((70_000,), number, dtype=torch.uint8), small
 
 
@@ -116,10 +116,12 @@ def test_regular_outputs(
     with loader_of(regular(), workers, STREAMS, snapshot_every=2, prefetch=2, max_restarts=5) as loader:
         assert [outline(epoch) for epoch in (list(loader), list(loader))] == expected, (workers, fault)
         restarts = loader.stats()["restarts"]
-    assert fault.deaths == 3, (workers, fault)
+    # A main that reads as fast as a worker writes leaves few messages cut in the middle.
+    least = 1 if point[0] == "in the middle of a message" else 3
+    assert least <= fault.deaths <= 3, (workers, fault)
     # One that died when all was sent may never be missed.
-    assert len(told) == restarts <= 3, (workers, fault)
-    assert restarts == 3 or point == ("after sending", Kind.END), (workers, fault)
+    assert len(told) == restarts <= fault.deaths, (workers, fault)
+    assert restarts == fault.deaths or point == ("after sending", Kind.END), (workers, fault)
 
 
 @pytest.mark.parametrize("point", points_with(Kind.NEED, Kind.DEAL), ids=label)
