@@ -70,8 +70,8 @@ class ChainedIter(Generic[T_co]):
         raise NotImplementedError
 
     def enumerate(self, starting_index: int = 0) -> Enumerator[T_co]:
-        """Give `(number, element)`, numbers from `starting_index`; under several streams each counts its own
-        elements."""
+        """Give `(number, element)`, numbers from `starting_index`; below a `sharding_filter` each stream counts its
+        own."""
         raise NotImplementedError
 
     def filter(

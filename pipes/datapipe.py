@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec
 
 from torch.utils.data import Dataset, IterableDataset
 
+from pipes.context import Context
 from pipes.errors import GraphError
 from pipes.iteration import iterate, load_state_into, state_of
 from pipes.node import built_at
-from pipes.run import Context, Node, Run
+from pipes.run import Node, Run
 from pipes.tree import parameters_of, tree_of
 from pipes.user_run import UserRun
 

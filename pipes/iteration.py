@@ -17,15 +17,15 @@ import weakref
 from collections.abc import Callable, Generator, Iterator
 from inspect import GEN_CREATED, getgeneratorstate
 from itertools import chain
-from types import FunctionType
 from typing import Any, Protocol
 
+from pipes.context import Context
 from pipes.error_policy import check_budget, tell
 from pipes.errors import StaleIteratorError, StateError
-from pipes.node import describe_automatic_sharding
 from pipes.pipe_state import Iteration, Loaded, loaded_into, read, state_at
-from pipes.run import Context, Node, Run, inputs_of, walk
+from pipes.run import Node, Run, inputs_of, walk
 from pipes.shard_points import check_shard_points
+from pipes.shares import seed_of, stream_of, warn_of_automatic_sharding
 from pipes.state import Table
 from pipes.tallies import Tallies
 
@@ -52,8 +52,10 @@ _owners: dict[int, weakref.ref[Context]] = {}
 class _Generation:
     """One run of a shared stage and the children that were started on it; the shared stage holds it."""
 
-    def __init__(self, main: Node, outer: Context) -> None:
+    def __init__(self, main: Node, outer: Context, whole: bool) -> None:
         self.context = _context_of_its_own(main)
+        if whole:  # no other graph reads it, so its stages are those of the graph below
+            self.context.names = outer.names
         # Where the graph is split, and so which draws its streams share, the graph below decides.
         inside = {id(node) for node in self.context.nodes}
         self.context.shard_after = outer.shard_after if id(outer.shard_after) in inside else None
@@ -82,7 +84,7 @@ def iterate(pipe: Node) -> Iterator[Any]:
             return host.nest(pipe)
     loaded = loaded_into(pipe)
     context = _context_of_its_own(pipe, loaded)
-    _warn_of_automatic_sharding(context)
+    warn_of_automatic_sharding(context)
     table = None if loaded is None else loaded.table
     for node in context.nodes if loaded is not None else ():
         if type(node)._shared:  # which counts its own epochs, and is not begun by a restore
@@ -134,8 +136,8 @@ def state_of(pipe: Node) -> dict[str, Any]:
             raise StateError(
                 f"{type(pipe).__name__} is read by {type(owner.last).__name__}: ask the last stage of a graph"
             )
-        _, stream, streams = _stream_of(walk(pipe))
-        loaded = state_at(pipe, _seed_of(pipe), stream, streams)
+        _, stream, streams = stream_of(walk(pipe))
+        loaded = state_at(pipe, seed_of(pipe), stream, streams)
     state: dict[str, Any] = loaded.to_json()
     return state
 
@@ -212,8 +214,10 @@ def _join_generations(context: Context) -> list[Node]:
                 pending.append(source)
     for key, (main, children) in shared.items():
         generation: _Generation | None = main.__dict__.get("_generation")
+        whole = len(children) == vars(main)["num_instances"]
         if generation is not None and any(id(child) in generation.started for child in children):
-            if not generation.run.finished():
+            # Who starts all children again, in one graph, takes nothing from anybody.
+            if not whole and not generation.run.finished():
                 warnings.warn(
                     f"{context.names[key]} starts again although some of its children are not exhausted; their "
                     "iterators are no longer valid",
@@ -222,7 +226,7 @@ def _join_generations(context: Context) -> list[Node]:
             generation.end(context.names[id(children[0])])
             generation = None
         if generation is None:
-            generation = main.__dict__["_generation"] = _Generation(main, context)
+            generation = main.__dict__["_generation"] = _Generation(main, context, whole)
         generation.started.update(id(child) for child in children)
         generation.members = [member for member in generation.members if member() is not None]
         generation.members.append(weakref.ref(context))
@@ -253,8 +257,8 @@ def _replace(context: Context, why: str) -> None:
 
 def _context_of_its_own(pipe: Node, loaded: Loaded | None = None) -> Context:
     nodes = walk(pipe)
-    world, stream, streams = _stream_of(nodes)
-    seed, epoch = _seed_of(pipe), pipe.__dict__.get("_pipes_epoch", 0)
+    world, stream, streams = stream_of(nodes)
+    seed, epoch = seed_of(pipe), pipe.__dict__.get("_pipes_epoch", 0)
     on_changed_data = "raise"
     if loaded is not None:
         loaded.check_stream(stream, streams)
@@ -278,85 +282,6 @@ def _context_of_its_own(pipe: Node, loaded: Loaded | None = None) -> Context:
         if node.__dict__.get("_seed") is not None and node.__dict__.get("_seed_epoch", 0) is None:
             node.__dict__["_seed_epoch"] = epoch
     return context
-
-
-def _seed_of(pipe: Node) -> int:
-    """Return the seed of the next iteration: that of the state it began with, the torch loader's, or torch's own."""
-    from torch.utils.data import get_worker_info
-
-    kept: int | None = pipe.__dict__.get("_pipes_seed")
-    if kept is not None:
-        return kept
-    info = get_worker_info()
-    if info is None:
-        return _initial_seed()
-    # The workers of one loader share its base seed; it is new each epoch, unless the workers are persistent.
-    return int(info.seed - info.id)
-
-
-def _stream_of(nodes: list[Node]) -> tuple[int, int, int]:
-    """Return (number of ranks that split the graph, number of this stream, number of streams)."""
-    from torch.utils.data import get_worker_info
-
-    info = get_worker_info()
-    rank, world = _rank()
-    workers, ranks = _sharded_by_hand(nodes, 1 if info is None else info.num_workers, world)
-    if ranks:
-        rank, world = 0, 1
-    if info is None or workers:
-        return world, rank, world
-    return world, info.id * world + rank, info.num_workers * world
-
-
-def _sharded_by_hand(nodes: list[Node], workers: int, world: int) -> tuple[bool, bool]:
-    """Return whether the graph is split among (workers, ranks) already: by apply_sharding, or by a user's pipe."""
-    by_worker = by_rank = False
-    for node in nodes:
-        levels = type(node)._levels_by_hand(node, workers, world)
-        by_worker, by_rank = by_worker or "worker" in levels, by_rank or "rank" in levels
-        if not type(node).__module__.startswith("pipes."):
-            names = _names_used(type(node))
-            by_worker = by_worker or "get_worker_info" in names
-            by_rank = by_rank or "get_rank" in names
-    return by_worker, by_rank
-
-
-def _names_used(cls: type) -> set[str]:
-    """Return the global and attribute names in the code of a user's pipe class and its bases."""
-    names: set[str] = set()
-    for base in cls.__mro__:
-        if not base.__module__.startswith(("pipes.", "torch.", "builtins", "typing")):
-            for value in vars(base).values():
-                function = getattr(value, "__wrapped__", value)
-                if isinstance(function, FunctionType):
-                    names.update(function.__code__.co_names)
-    return names
-
-
-def _warn_of_automatic_sharding(context: Context) -> None:
-    from torch.utils.data import get_worker_info
-
-    if context.shard_after is None or "_sharding_told" in context.last.__dict__:
-        return
-    context.last.__dict__["_sharding_told"] = True
-    info = get_worker_info()
-    if (info is None or info.id == 0) and _rank()[0] == 0:
-        warnings.warn(str(describe_automatic_sharding(context.last)), stacklevel=4)
-
-
-def _initial_seed() -> int:
-    import torch
-
-    return torch.initial_seed()
-
-
-def _rank() -> tuple[int, int]:
-    """Return the rank and the world size of the default process group; (0, 1) without one."""
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
 
 
 def _end_of_epoch(context: Context) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pipes.errors import GraphError
 
 if TYPE_CHECKING:
-    from pipes.run import Context, Run
+    from pipes.context import Context
+    from pipes.run import Run
 
 __all__ = [
     "BOTH_LEVELS",
@@ -45,6 +46,8 @@ class Node:
     _pairs: ClassVar[bool] = False
     # Whether what it does costs as much as reading data, so that every stream should not do it for all elements.
     _opens: ClassVar[bool] = False
+    # Whether what it gives depends on an element's number among all of its input.
+    _numbers: ClassVar[bool] = False
     # How many levels of Python's recursion limit one stage takes while it runs.
     _levels: ClassVar[int] = 1
 
@@ -167,21 +170,33 @@ def above_shard(nodes: Sequence[Node], shard_after: Node | None) -> frozenset[in
 def automatic_shard_point(nodes: Sequence[Node]) -> Node | None:
     """Return the stage after which a graph without a sharding_filter is split; None when it has one.
 
-    That is the source of a linear graph, and of any other the last stage where branches meet.
+    That is the source of a linear graph, the last stage where branches meet of any other, and a stage below it that
+    goes by an element's number: `.header(5)` gives 5 elements, not 5 a stream.
     """
     if any(type(node)._shards for node in nodes):
         return None
     node = nodes[-1]
     while len(sources := [source for source in inputs_of(node) if type(source)._iterable]) == 1:
+        if type(node)._numbers:
+            break
         node = sources[0]
     return node
 
 
+def reads_by_key(node: Node) -> bool:
+    """Return whether `node` iterates a map pipe, so that a shard point right behind it reads no more than its share."""
+    inputs = inputs_of(node)
+    return type(node)._iterable and bool(inputs) and not any(type(source)._iterable for source in inputs)
+
+
 def describe_automatic_sharding(pipe: Node) -> str | None:
-    """Return where a graph without a sharding_filter is split into streams and what to do; None when it has one."""
+    """Return where a graph without a sharding_filter is split into streams and what to do.
+
+    None when it has one, or is split where it reads by key, which repeats nothing.
+    """
     nodes = walk(pipe)
     point = automatic_shard_point(nodes)
-    if point is None:
+    if point is None or reads_by_key(point):
         return None
     names = stage_names(pipe)
     where = built_at(point)

@@ -16,9 +16,10 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
+from pipes.context import Context
 from pipes.errors import StateError
 from pipes.node import Node, inputs_of, stage_names, walk
-from pipes.run import Context, Run
+from pipes.run import Run
 from pipes.saved import check_fingerprint, fingerprint, opened, sealed
 from pipes.state import Captures, Table, count_from, damaged
 

@@ -19,9 +19,10 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from pipes.context import Context
 from pipes.errors import StateError
 from pipes.iteration import expect, stop_expecting
-from pipes.run import Context, Node, Run, inputs_of
+from pipes.run import Node, Run, inputs_of
 from pipes.state import Capture, Position, Table, Ticks, count_from, damaged
 
 __all__ = ["UserRun"]

@@ -17,11 +17,12 @@ from loading import through_json, with_draws
 
 from pipes import IterDataPipe
 from pipes.config import dump_graph, load_graph
+from pipes.context import Context
 from pipes.errors import ConfigError
 from pipes.iter import IterableWrapper
 from pipes.loader2 import DataLoader2
 from pipes.node import walk
-from pipes.run import Context, Run
+from pipes.run import Run
 
 SEED = 11
 _fresh: ProcessPoolExecutor | None = None

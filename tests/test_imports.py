@@ -18,6 +18,8 @@ LAYERS = [
     {"errors"},
     {"node", "seeds", "state", "utils", "shard_points", "changes", "error_policy", "tallies"},
     {"tree", "run"},
+    {"context"},
+    {"shares"},
     {"saved"},
     {"pipe_state"},
     {"iteration"},

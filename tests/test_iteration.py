@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, get_worker_info
 from pipes import IterDataPipe
 from pipes.errors import StaleIteratorError
 from pipes.iter import IterableWrapper
-from pipes.iteration import _sharded_by_hand
 from pipes.node import walk
+from pipes.shares import sharded_by_hand
 from pipes.stages.sharding import SHARDING_PRIORITIES
 
 
@@ -184,9 +184,9 @@ def test_what_is_sharded_by_hand_is_not_sharded_again() -> None:
 )
 def test_levels_by_hand(group: int, expected: tuple[bool, bool]) -> None:
     pipe = numbers(20).sharding_filter()
-    assert _sharded_by_hand(walk(pipe), 2, 4) == (False, False)
+    assert sharded_by_hand(walk(pipe), 2, 4) == (False, False)
     pipe.apply_sharding(2, 0, group)
-    assert _sharded_by_hand(walk(pipe.map(str)), 2, 4) == expected
+    assert sharded_by_hand(walk(pipe.map(str)), 2, 4) == expected
     assert int(SHARDING_PRIORITIES.MULTIPROCESSING) == 3
 
 

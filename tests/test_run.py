@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from stage_contract import plain, saved, start
 
 from pipes import IterDataPipe
+from pipes.context import Context
 from pipes.errors import GraphError, StateError
 from pipes.iter import IterableWrapper
 from pipes.node import describe_automatic_sharding, inputs_of, walk
-from pipes.run import Context, pull, stage_names
+from pipes.run import pull, stage_names
 
 Pipe = IterDataPipe[Any]
 

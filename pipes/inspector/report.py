@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipes.config_stages import parameters_of
+from pipes.context import Context
 from pipes.datapipe import IterDataPipe, MapDataPipe, length_of
 from pipes.errors import brief, mask
 from pipes.node import Node, above_shard, automatic_shard_point, inputs_of, stage_names, walk
-from pipes.run import Context, Run
+from pipes.run import Run
 from pipes.stages.flattening import ExpandingRun
 from pipes.stages.shuffling import Shuffler
 from pipes.user_run import UserRun

@@ -18,12 +18,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pipes.context import Context
 from pipes.datapipe import IterDataPipe, Shard
 from pipes.error_policy import StageCounts
 from pipes.errors import GraphError
 from pipes.graph import clone
 from pipes.loader2.streams import Plan
-from pipes.run import Context, Node, Run, automatic_shard_point, walk
+from pipes.run import Node, Run, automatic_shard_point, walk
 from pipes.seeds import GlobalGenerators, derive_key, seed_globals
 from pipes.state import Capture, Position
 

@@ -8,7 +8,16 @@ from typing import Any
 
 from pipes.datapipe import IterDataPipe, MapDataPipe, length_of
 from pipes.graph import clone
-from pipes.node import Node, automatic_shard_point, built_at, describe_automatic_sharding, inputs_of, stage_names, walk
+from pipes.node import (
+    Node,
+    automatic_shard_point,
+    built_at,
+    describe_automatic_sharding,
+    inputs_of,
+    reads_by_key,
+    stage_names,
+    walk,
+)
 from pipes.shard_points import flows_of, level_share, splits_by_level
 from pipes.stages.filtering import Filter
 from pipes.stages.sharding import ShardingFilter
@@ -58,7 +67,9 @@ def warnings_of_sharding(graph: IterDataPipe[Any], streams: int) -> list[str]:
 
 def _repeated(points: list[Node], names: dict[int, str], streams: int) -> str | None:
     for point in points:
-        heavy = [names[id(node)] for node in walk(point)[:-1] if _is_heavy(node)]
+        above = walk(point)[:-1]
+        own_keys = all(reads_by_key(source) for source in inputs_of(point))
+        heavy = [names[id(node)] for node in above if _is_heavy(node) and (type(node)._iterable or not own_keys)]
         if heavy:
             return (
                 f"{', '.join(heavy[:4])} stand{'s' if len(heavy) == 1 else ''} above {names[id(point)]}"

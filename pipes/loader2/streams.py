@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipes.context import Context
 from pipes.datapipe import IterDataPipe, MapDataPipe
 from pipes.error_policy import StageCounts
 from pipes.errors import StateError, add_note, notes_of
 from pipes.loader2.blocks import SharedList
-from pipes.run import Context, Node, Run, inputs_of, walk
+from pipes.run import Node, Run, inputs_of, walk
 from pipes.seeds import GlobalGenerators, KeyFamily, seed_globals
 from pipes.stages.collating import Collator
 from pipes.stages.filtering import Filter

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from pipes.context import Context
 from pipes.errors import brief
 from pipes.loader2.segments import create_segment, map_segment
-from pipes.run import Context, Node, Run, inputs_of
+from pipes.run import Node, Run, inputs_of
 
 __all__ = ["Page", "Phase", "Place", "TracedContext", "Tracing", "Whereabouts"]
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from pipes.context import Context
 from pipes.datapipe import IterDataPipe
 from pipes.errors import ChannelClosed, add_note
 from pipes.loader2 import fault_points
@@ -42,7 +43,6 @@ from pipes.loader2.shipping import unship
 from pipes.loader2.slabs import SlabPool
 from pipes.loader2.streams import Plan, Stream, StreamState, collates_last
 from pipes.loader2.whereabouts import Page, Phase, Place, TracedContext, Tracing
-from pipes.run import Context
 from pipes.sources.listing import Listing
 from pipes.stages import collating
 

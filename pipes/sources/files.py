@@ -8,9 +8,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pipes.context import Context
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, no_length, refuse_length
 from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
-from pipes.run import Context, Run
+from pipes.run import Run
 from pipes.sources.listing import Identity, ListingRun, OpeningRun, RootsRun
 from pipes.stages.wrapping import as_pipe
 from pipes.utils import StreamWrapper

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pipes.context import Context
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, no_length, refuse_length
 from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
 from pipes.errors import StoreNotFoundError
-from pipes.run import Context, Run
+from pipes.run import Run
 from pipes.sources.listing import Identity, ListingRun, OpeningRun, RootsRun
 from pipes.sources.s3_client import S3Store
 from pipes.sources.s3_names import S3Url, split_s3_url

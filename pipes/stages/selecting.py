@@ -62,6 +62,7 @@ class Header(IterDataPipe[T]):
     """
 
     run_class = _HeaderRun
+    _numbers = True
 
     def __init__(self, source_datapipe: IterDataPipe[T], limit: int | None = 10) -> None:
         if limit is not None and limit < 0:
@@ -98,6 +99,7 @@ class Skipper(IterDataPipe[T]):
     """
 
     run_class = _SkipperRun
+    _numbers = True
 
     def __init__(self, datapipe: IterDataPipe[T], count: int) -> None:
         if count < 0:
@@ -125,7 +127,7 @@ class _EnumeratorRun(_CountingRun):
 
 @functional_datapipe("enumerate")
 class Enumerator(IterDataPipe[tuple[int, T]]):
-    """Give `(number, element)`, numbers from `starting_index`; under several streams each counts its own elements.
+    """Give `(number, element)`, numbers from `starting_index`; below a `sharding_filter` each stream counts its own.
 
     >>> from pipes.iter import IterableWrapper
     >>> list(IterableWrapper("ab").enumerate(1))
@@ -133,6 +135,7 @@ class Enumerator(IterDataPipe[tuple[int, T]]):
     """
 
     run_class = _EnumeratorRun
+    _numbers = True
 
     def __init__(self, datapipe: IterDataPipe[T], starting_index: int = 0) -> None:
         self.datapipe = as_pipe(datapipe)

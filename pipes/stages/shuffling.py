@@ -9,9 +9,10 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from pipes.context import Context
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
 from pipes.errors import StateError
-from pipes.run import Context, Run
+from pipes.run import Run
 from pipes.seeds import Draws
 from pipes.stages.batching import UnBatcher
 from pipes.stages.wrapping import as_pipe

@@ -215,6 +215,8 @@ class KeysRun(Run):
     def restore(self, position: Position) -> None:
         self.start = 0 if position is None else position["at"]
         self.cursor: Any = None
+        # The places of the keys that are read, when those between belong to others.
+        self.chosen: range | None = None
 
     def _read(self) -> None:
         if self.cursor is not None:
@@ -233,8 +235,19 @@ class KeysRun(Run):
 
     def elements(self) -> Iterator[Any]:
         self._read()
+        return self._values(self.cursor.elements)
+
+    def every(self, first: int, step: int) -> Iterator[Any]:
+        self._read()
+        self.start = self.capture()
+        self.chosen = range(self.start + first, len(self.keys), step)
+        self.cursor = Cursor(self.chosen)
+        self._iterator = self._values(map(self.keys.__getitem__, self.cursor.elements))
+        return self._iterator
+
+    def _values(self, keys: Iterator[Any]) -> Iterator[Any]:
         datapipe = self.pipe.datapipe
-        for key in self.cursor.elements:
+        for key in keys:
             try:
                 element = datapipe[key]
             except BaseException as error:
@@ -243,7 +256,11 @@ class KeysRun(Run):
             yield element
 
     def capture(self) -> Capture:
-        return self.start if self.cursor is None else self.cursor.position
+        if self.cursor is None:
+            return self.start
+        if self.chosen is None:
+            return self.cursor.position
+        return self.chosen[self.cursor.position - 1] + 1 if self.cursor.position else self.start
 
     def describe(self, captured: Capture) -> Position:
         return {"at": captured}

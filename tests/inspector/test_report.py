@@ -37,7 +37,7 @@ def test_a_sharded_chain() -> None:
 
 @pytest.mark.parametrize("streams", [1, 2, 3, 7])
 def test_the_length_of_all_streams_is_the_number_of_batches_they_give(streams: int) -> None:
-    from pipes.run import Context
+    from pipes.context import Context
 
     pipe = IterableWrapper(range(50)).sharding_filter().batch(4)
     given = sum(len(list(Context(pipe, seed=1, stream=s, streams=streams).start())) for s in range(streams))

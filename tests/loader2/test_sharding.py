@@ -62,8 +62,8 @@ class TestWarnings:
             (FileOpener(names).sharding_filter(), "1:FileOpener stands above 2:ShardingFilter"),
             (names.then(Doubled).flatmap(str).sharding_filter(), "1:Doubled, 2:FlatMapper stand above .* runs them"),
             (
-                SequenceWrapper("abc").map(str).to_iter_datapipe().sharding_filter(),
-                "1:MapMapper stands above 3:ShardingFilter",
+                SequenceWrapper("abc").map(str).to_iter_datapipe().shuffle().sharding_filter(),
+                "1:MapMapper stands above 4:ShardingFilter",
             ),
         ):
             (found,) = warnings_of_sharding(graph, 3)
@@ -76,6 +76,8 @@ class TestWarnings:
             names.filter(bool).shuffle().batch(1).sharding_filter().map(str),
             names.flatmap().sharding_filter(),
             IterableWrapper(map(str, range(3))).sharding_filter(),
+            SequenceWrapper("abc").map(str).to_iter_datapipe().sharding_filter(),
+            SequenceWrapper("abc").map(str).shuffle(),
         ):
             assert warnings_of_sharding(graph, 3) == []
 

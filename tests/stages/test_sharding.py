@@ -4,7 +4,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from stage_contract import check_everywhere, check_stage, start
+from stage_contract import check_stage, start
 
 from pipes.errors import GraphError, StateError
 from pipes.iter import IterableWrapper
@@ -20,7 +20,14 @@ def numbers(size: int) -> IterableWrapper[int]:
 def test_contract() -> None:
     check_stage(lambda: numbers(20).sharding_filter(), list(range(20)), streams=(1, 2, 3))
     check_stage(lambda: numbers(40).shuffle(4).sharding_filter().shuffle(3).batch(2), streams=(3,), epochs=1)
-    check_everywhere(lambda source: source.sharding_filter())
+    check_stage(lambda: numbers(14).shuffle(4).sharding_filter(), streams=(1, 2), epochs=1)
+    check_stage(lambda: numbers(14).sharding_filter().shuffle(3), streams=(1, 2), epochs=1)
+
+    def forked() -> Any:
+        left, right = numbers(14).shuffle(4).fork(2)
+        return left.sharding_filter().zip(right.sharding_filter())
+
+    check_stage(forked, streams=(1, 2), epochs=1, equal_state=False)
 
 
 def test_each_stream_takes_every_nth() -> None:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stage_contract import check_everywhere, check_stage, saved, start
 
+from pipes.context import Context
 from pipes.errors import StateError
 from pipes.iter import IterableWrapper
-from pipes.run import Context
 from pipes.seeds import Draws, derive_key
 from pipes.stages.shuffling import held_inputs
 

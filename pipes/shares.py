@@ -1,0 +1,92 @@
+"""Which share of a graph this process reads outside a loader of ours, and with which seed."""
+
+from __future__ import annotations
+
+import warnings
+from types import FunctionType
+
+from pipes.context import Context
+from pipes.node import Node, describe_automatic_sharding
+
+__all__ = ["seed_of", "sharded_by_hand", "stream_of", "warn_of_automatic_sharding"]
+
+
+def seed_of(pipe: Node) -> int:
+    """Return the seed of the next iteration: that of the state it began with, the torch loader's, or torch's own."""
+    from torch.utils.data import get_worker_info
+
+    kept: int | None = pipe.__dict__.get("_pipes_seed")
+    if kept is not None:
+        return kept
+    info = get_worker_info()
+    if info is None:
+        return _initial_seed()
+    # The workers of one loader share its base seed; it is new each epoch, unless the workers are persistent.
+    return int(info.seed - info.id)
+
+
+def stream_of(nodes: list[Node]) -> tuple[int, int, int]:
+    """Return (number of ranks that split the graph, number of this stream, number of streams)."""
+    from torch.utils.data import get_worker_info
+
+    info = get_worker_info()
+    rank, world = _rank()
+    workers, ranks = sharded_by_hand(nodes, 1 if info is None else info.num_workers, world)
+    if ranks:
+        rank, world = 0, 1
+    if info is None or workers:
+        return world, rank, world
+    return world, info.id * world + rank, info.num_workers * world
+
+
+def sharded_by_hand(nodes: list[Node], workers: int, world: int) -> tuple[bool, bool]:
+    """Return whether the graph is split among (workers, ranks) already: by apply_sharding, or by a user's pipe."""
+    by_worker = by_rank = False
+    for node in nodes:
+        levels = type(node)._levels_by_hand(node, workers, world)
+        by_worker, by_rank = by_worker or "worker" in levels, by_rank or "rank" in levels
+        if not type(node).__module__.startswith("pipes."):
+            names = _names_used(type(node))
+            by_worker = by_worker or "get_worker_info" in names
+            by_rank = by_rank or "get_rank" in names
+    return by_worker, by_rank
+
+
+def _names_used(cls: type) -> set[str]:
+    """Return the global and attribute names in the code of a user's pipe class and its bases."""
+    names: set[str] = set()
+    for base in cls.__mro__:
+        if not base.__module__.startswith(("pipes.", "torch.", "builtins", "typing")):
+            for value in vars(base).values():
+                function = getattr(value, "__wrapped__", value)
+                if isinstance(function, FunctionType):
+                    names.update(function.__code__.co_names)
+    return names
+
+
+def warn_of_automatic_sharding(context: Context) -> None:
+    """Say once where a graph without a sharding_filter is split, and what that repeats."""
+    from torch.utils.data import get_worker_info
+
+    if context.shard_after is None or "_sharding_told" in context.last.__dict__:
+        return
+    context.last.__dict__["_sharding_told"] = True
+    info = get_worker_info()
+    where = describe_automatic_sharding(context.last)
+    if where is not None and (info is None or info.id == 0) and _rank()[0] == 0:
+        warnings.warn(where, stacklevel=4)
+
+
+def _initial_seed() -> int:
+    import torch
+
+    return torch.initial_seed()
+
+
+def _rank() -> tuple[int, int]:
+    """Return the rank and the world size of the default process group; (0, 1) without one."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
