@@ -131,6 +131,7 @@ class Engine:
         """Return the next output; raises StopIteration at the end, and what the streams raise."""
         self._reader = threading.get_ident()
         try:
+            self._check_open()
             return self._next()
         finally:
             self._reader = None
@@ -139,7 +140,6 @@ class Engine:
         while True:
             awaited = self._delivery.awaited()
             if not awaited:
-                self._check_open()
                 check_budget(self.stage_counts(), ended=True)
                 raise StopIteration
             worker = _first_with_something(awaited) or self._wait_for(awaited)
@@ -350,8 +350,8 @@ class Engine:
         with held():
             if self._closed:
                 return
+            # Before it is asked who reads, as a reader says so before it asks for this: one of them sees the other.
             self._closed = True
-            self._delivery = InOrder()
             started = [worker for worker in self._workers if worker.runs]
             if self._reader not in (None, threading.get_ident()):
                 self._interrupt(started)
