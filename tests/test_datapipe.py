@@ -195,6 +195,8 @@ def test_settings_are_the_constructors_parameters() -> None:
         "input_col": None,
         "output_col": None,
         "rng": False,
+        "on_error": "raise",
+        "max_errors": 0.1,
     }
     assert parameters_of(Doubled(numbers(1), by=4))["by"] == 4
 
