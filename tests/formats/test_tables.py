@@ -30,7 +30,12 @@ def over(*texts: bytes | str) -> IterableWrapper[Any]:
     return IterableWrapper([(f"{number}.txt", stream) for number, stream in enumerate(streams)])
 
 
-@pytest.mark.parametrize("text", [HARD, HARD.decode("utf-8-sig"), gzip.compress(HARD[:20]) + gzip.compress(HARD[20:])])
+KINDS = ["bytes", "text", "two gzip members"]
+
+
+@pytest.mark.parametrize(
+    "text", [HARD, HARD.decode("utf-8-sig"), gzip.compress(HARD[:20]) + gzip.compress(HARD[20:])], ids=KINDS
+)
 def test_csv_keeps_every_promise_of_a_stage(text: bytes | str) -> None:
     check_stage(lambda: over(text, b"", text).then(CSVParser), ROWS + ROWS)
     check_stage(lambda: over(text, b"", text).then(CSVDictParser), DICTS + DICTS)
@@ -105,7 +110,9 @@ def test_damaged_states_are_refused() -> None:
             list(start(over(HARD).then(CSVDictParser), state))
 
 
-@pytest.mark.parametrize("text", [LINES, LINES.decode(), gzip.compress(LINES[:40]) + gzip.compress(LINES[40:])])
+@pytest.mark.parametrize(
+    "text", [LINES, LINES.decode(), gzip.compress(LINES[:40]) + gzip.compress(LINES[40:])], ids=KINDS
+)
 def test_json_lines_keep_every_promise_of_a_stage(text: bytes | str) -> None:
     check_stage(lambda: over(text, b"", text).then(JsonLinesParser), VALUES + VALUES)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import linecache
 import pickle
 import re
@@ -108,7 +109,7 @@ def test_globals_travel_as_of_now(foreign: Any) -> None:
         (Stage(params={LOCK}), "params: an element"),
         (LOCK, ""),
     ],
-    ids=str,
+    ids=map(str, itertools.count()),
 )  # fmt: skip
 def test_culprit_is_named(obj: Any, where: str) -> None:
     found = find_unpicklable(obj, "stage 3 Mapper")
