@@ -26,7 +26,7 @@ from typing import Any, overload
 import numpy as np
 
 from pipes.loader2.segments import create_segment, map_segment, view_bytes
-from pipes.loader2.shipping import can_be_imported
+from pipes.loader2.shipping import can_be_imported, reduced_tensor
 
 __all__ = ["Block", "SharedList"]
 
@@ -56,7 +56,7 @@ class _Pickler(pickle.Pickler):
             self._importable[module] = can_be_imported(module)
         if not self._importable[module]:
             raise _NotPlainError
-        return NotImplemented
+        return reduced_tensor(obj) or NotImplemented
 
 
 class Block(Sequence[Any]):

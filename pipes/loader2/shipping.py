@@ -29,7 +29,7 @@ import torch
 
 from pipes.errors import UnpicklableStageError
 
-__all__ = ["can_be_imported", "find_unpicklable", "ship", "unship"]
+__all__ = ["can_be_imported", "find_unpicklable", "reduced_tensor", "ship", "unship"]
 
 #: Bytes from which a global or closure variable is warned about.
 BIG = 64 * 2**20
@@ -125,9 +125,7 @@ class _Shipper(cloudpickle.Pickler):  # type: ignore[misc]
                 self.sources[file] = linecache.getlines(file)
             # cloudpickle drops the file's name, which tracebacks need.
             return _code_of_file, (file, *self.dispatch_table[types.CodeType](obj))
-        elif type(obj) is torch.Tensor and obj.dtype not in _PICKLED and obj.itemsize in _INTEGERS and _is_dense(obj):
-            return _view, (obj.resolve_conj().view(_INTEGERS[obj.itemsize]), obj.dtype)
-        return super().reducer_override(obj)
+        return reduced_tensor(obj) or super().reducer_override(obj)
 
     def take(self) -> tuple[dict[tuple[str, str], Any], list[tuple[type, str]], dict[str, list[str]]]:
         """Return what was met since the last time."""
@@ -146,6 +144,13 @@ class _Shipper(cloudpickle.Pickler):  # type: ignore[misc]
         for module, foreign in self.foreign.items():
             if foreign and module != "__main__":
                 cloudpickle.unregister_pickle_by_value(sys.modules[module])
+
+
+def reduced_tensor(obj: Any) -> tuple[Any, ...] | None:
+    """Return how to pickle a tensor of a dtype that torch's own pickling does not know; None for anything else."""
+    if type(obj) is torch.Tensor and obj.dtype not in _PICKLED and obj.itemsize in _INTEGERS and _is_dense(obj):
+        return _view, (obj.resolve_conj().view(_INTEGERS[obj.itemsize]), obj.dtype)
+    return None
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

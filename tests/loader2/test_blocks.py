@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,6 +73,18 @@ def test_objects_of_importable_classes_travel_and_are_fresh_copies() -> None:
         (path, value, array.tolist()) for path, value, array in elements
     ]
     assert block[3][2] is not block[3][2]
+    block.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.uint32, torch.bfloat16, torch.complex64])
+def test_tensors_that_torch_cannot_pickle_travel_too(dtype: torch.dtype) -> None:
+    elements = [torch.full((3,), number % 4).to(dtype) for number in range(300)]
+    block = Block.write(elements)
+    assert block is not None
+    assert [(each.dtype, each.shape) for each in block] == [(dtype, (3,))] * 300
+    assert [each.to(torch.complex64).tolist() for each in block] == [
+        each.to(torch.complex64).tolist() for each in elements
+    ]
     block.close()
 
 
