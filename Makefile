@@ -2,6 +2,8 @@
 VENV ?= .venv
 OLD = $(VENV)-torchdata-0.9
 ARGS ?=
+# test processes at a time
+JOBS ?= 2
 # the first interpreter that works, is new enough and can make virtual environments
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then echo $$p; break; fi; done)
@@ -52,7 +54,7 @@ demo: $(VENV)/.dev
 	$(PY) examples/01_train_from_s3.py $(ARGS)
 
 test: $(VENV)/.dev
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 lint: $(VENV)/.dev
 	$(PY) -m ruff format --check --diff .
