@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from pipes.errors import GraphError
@@ -161,15 +162,14 @@ class Context:
         return derive_key(self.seed if own is None else own, epoch, stage, stream, *self.rounds)
 
     def close(self) -> None:
-        """Close every iterator of the context, last stage first."""
-        for child in self.children:
-            child.close()
-        for key, run in self.runs.items():
-            if key not in self.adopted:
-                run.close()
-        for release in self.at_close:
-            release()
+        """Close every iterator of the context, last stage first, all of them also when one raises as it closes."""
+        ends = [child.close for child in self.children]
+        ends += [run.close for key, run in self.runs.items() if key not in self.adopted]
+        ends += self.at_close
         self.at_close.clear()
+        with ExitStack() as stack:
+            for end in reversed(ends):
+                stack.callback(end)
 
 
 class _Opening:

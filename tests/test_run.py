@@ -334,3 +334,25 @@ def test_a_note_names_the_stream_when_there_are_several() -> None:
     [note] = caught.value.__notes__
     assert note.startswith("in stage 2:Mapper built at ")
     assert note.endswith("on element 1, in stream 1 of 3")
+
+
+def test_a_close_that_raises_leaves_nothing_open() -> None:
+    closed = []
+
+    class Source(IterDataPipe[int]):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __iter__(self) -> Iterator[int]:
+            try:
+                yield from range(3)
+            finally:
+                closed.append(self.name)
+                if self.name == "first":
+                    raise OSError("the disk is gone")
+
+    context = Context(Source("first").zip(Source("second"), Source("third")), seed=0)
+    next(iter(context.start()))
+    with pytest.raises(OSError, match="the disk is gone"):
+        context.close()
+    assert sorted(closed) == ["first", "second", "third"]
