@@ -25,6 +25,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from pipes.errors import GraphError
 from pipes.loader2.segments import create_segment, map_segment, view_bytes
 from pipes.loader2.shipping import can_be_imported, reduced_tensor
 
@@ -174,7 +175,16 @@ class SharedList(Sequence[Any]):
 
     @property
     def block(self) -> Block:
+        if self.key not in self.attached:
+            raise GraphError(
+                f"a list of {self.length} elements of this graph lies in memory that the workers of its DataLoader2 "
+                "share, and this process is none of them: use the graph that the loader was made from"
+            )
         return self.attached[self.key]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What a worker sends on takes the elements along: the block stays with the worker.
+        return (list, (list(self.block),)) if self.key in self.attached else (SharedList, (self.key, self.length))
 
     def from_position(self, start: int) -> Iterator[Any]:
         return self.block.from_position(start)

@@ -266,10 +266,11 @@ class _Worker:
             return b""
         self._snapshots[stream.number] = (stream.given, now)
         fault_points.reach("before the snapshot")
-        snapshot: Reached = stream.snapshot()
+        taken = stream.snapshot()
+        snapshot: Reached = taken
         if self._job.init_fn is not None or self._job.reset_fn is not None:
             # Main has another graph, and could not make a table of these captures.
-            snapshot = snapshot[0], stream.table(stream.snapshot())
+            snapshot = taken[0], stream.table(taken)
         pickled = pickle.dumps(snapshot, protocol=5)
         fault_points.reach("after the snapshot")
         return pickled

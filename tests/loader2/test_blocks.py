@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from fractions import Fraction
 from pathlib import PurePosixPath
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipes.errors import GraphError
 from pipes.loader2.blocks import BY_POSITION, IN_ORDER, Block, SharedList, is_long
 
 pytestmark = pytest.mark.usefixtures("no_residue")
@@ -119,6 +121,14 @@ def test_a_shared_list_reads_the_block_of_its_process() -> None:
         assert (shared[1], shared[:2], len(shared)) == ("b", ["a", "b"], 3)
         assert list(shared.from_position(2)) == ["c"]
         assert shared.take([0, 2]) == ["a", "c"]
+        assert pickle.loads(pickle.dumps(shared)) == ["a", "b", "c"]
     finally:
         del SharedList.attached["key"]
         block.close()
+
+
+def test_a_shared_list_elsewhere_says_where_its_elements_are() -> None:
+    shared = pickle.loads(pickle.dumps(SharedList("other", 3)))
+    assert len(shared) == 3
+    with pytest.raises(GraphError, match=r"a list of 3 elements .* lies in memory that the workers"):
+        list(shared)
