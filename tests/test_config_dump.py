@@ -19,6 +19,7 @@ from pipes.config import dump_graph, json_schema, load_graph
 from pipes.datapipe import IterDataPipe, MapDataPipe, functional_datapipe
 from pipes.errors import ConfigError
 from pipes.formats.decode import Decoder
+from pipes.inspector.report import describe_graph
 from pipes.iter import IterableWrapper, Mapper, Shuffler
 from pipes.map import SequenceWrapper
 
@@ -144,3 +145,37 @@ def test_the_schema_names_every_stage() -> None:
     assert json_schema()["$defs"]["shuffle"]["description"] == Shuffler.__doc__.partition("\n\n")[0].replace(
         "\n    ", " "
     )
+
+
+def thirds(x: int) -> int:
+    return 10 * x if x % 3 != 1 else 1 // 0
+
+
+def nothing(error: Exception, x: Any) -> None:
+    """A handler that only logs."""
+
+
+def pair_of_large(x: int) -> list[int]:
+    return [x, x] if x > 20 else [1 // 0]
+
+
+def test_error_policies() -> None:
+    text = """version: 1
+pipe:
+  - IterableWrapper: !range 8
+  - map: {fn: thirds, on_error: skip, max_errors: 5}
+  - filter: {filter_fn: bool, on_error: log, max_errors: 0.5}
+  - flatmap: {fn: pair, on_error: skip, max_errors: null}
+"""
+    functions = {"thirds": thirds, "log": nothing, "pair": pair_of_large}
+    pipe = load_graph(text, functions=functions)
+    assert list(pipe) == [30, 30, 50, 50, 60, 60]
+    assert dump_graph(pipe, functions=functions).replace("'8'", "8") == text
+    report = describe_graph(pipe)
+    assert report.stages[1].parameters["on_error"] == "'skip'"
+    assert report.stages[1].parameters["max_errors"] == "5"
+    assert "it may skip elements" in report.stages[1].length_note
+    for wrong, why in (("on_error: skip", "no effect"), ("on_error: 3", "'raise' or 'skip' or a function")):
+        changed = text.replace("on_error: skip, max_errors: 5", wrong if "3" in wrong else "max_errors: 5")
+        with pytest.raises(ConfigError, match=why):
+            load_graph(changed, functions=functions)
