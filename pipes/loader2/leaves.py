@@ -17,10 +17,12 @@ import torch
 
 from pipes.loader2.blame import find_culprit
 
-__all__ = ["LARGE", "Content", "Leaf", "collect", "rebuild"]
+__all__ = ["INTEGERS", "LARGE", "Content", "Leaf", "collect", "rebuild"]
 
 #: Leaves of at least this many bytes travel in a slab; it is also the size at which pickle streams an object by itself.
 LARGE = 1 << 16
+#: Of an element's size: the integers by which its bytes are copied where its own dtype cannot be.
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _TORCH_DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 # The formats that `memoryview.cast` takes.

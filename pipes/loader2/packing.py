@@ -25,13 +25,12 @@ import numpy as np
 import torch
 
 from pipes.loader2.channel import Bytes, close_descriptors
-from pipes.loader2.leaves import LARGE, Content, Leaf, collect, rebuild
+from pipes.loader2.leaves import INTEGERS, LARGE, Content, Leaf, collect, rebuild
 from pipes.loader2.segments import MapHook, Window
 from pipes.loader2.slabs import ALIGNMENT, Loans, Slab, SlabPool
 
 __all__ = ["Packed", "Parcel", "Receiver", "pack"]
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PREFIX = struct.Struct("<II")
 
 
@@ -217,7 +216,7 @@ def _read(piece: Any) -> bytes:
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """The same bytes as integers, because not every dtype can be copied element by element."""
-    dtype = _INTEGERS.get(tensor.itemsize)
+    dtype = INTEGERS.get(tensor.itemsize)
     return tensor if dtype is None else tensor.view(dtype)
 
 

@@ -28,6 +28,7 @@ import cloudpickle
 import torch
 
 from pipes.errors import UnpicklableStageError
+from pipes.loader2.leaves import INTEGERS
 
 __all__ = ["can_be_imported", "find_unpicklable", "reduced_tensor", "ship", "unship"]
 
@@ -39,7 +40,6 @@ _PICKLED = {
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
 }
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 # Whether a module is pickled by value is a setting of the whole process in cloudpickle.
 _lock = threading.RLock()
@@ -148,8 +148,8 @@ class _Shipper(cloudpickle.Pickler):  # type: ignore[misc]
 
 def reduced_tensor(obj: Any) -> tuple[Any, ...] | None:
     """Return how to pickle a tensor of a dtype that torch's own pickling does not know; None for anything else."""
-    if type(obj) is torch.Tensor and obj.dtype not in _PICKLED and obj.itemsize in _INTEGERS and _is_dense(obj):
-        return _view, (obj.resolve_conj().view(_INTEGERS[obj.itemsize]), obj.dtype)
+    if type(obj) is torch.Tensor and obj.dtype not in _PICKLED and obj.itemsize in INTEGERS and _is_dense(obj):
+        return _view, (obj.resolve_conj().view(INTEGERS[obj.itemsize]), obj.dtype)
     return None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from odd_errors import HoldsLock, Unprintable
 
 from pipes.errors import DataError, RemoteError, RemoteTraceback, StoreError, add_note
 from pipes.loader2.remote_error import pack_error, unpack_error
@@ -15,17 +16,6 @@ from pipes.loader2.remote_error import pack_error, unpack_error
 class TwoArguments(Exception):
     def __init__(self, a: Any, b: Any) -> None:
         super().__init__(f"{a} and {b}")
-
-
-class HoldsLock(Exception):
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.lock = threading.Lock()
-
-
-class Unprintable(Exception):
-    def __str__(self) -> str:
-        raise ValueError("no text")
 
 
 class UnprintableByExit(Exception):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 import types
 import warnings
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from loading import loader_of, take, through_json, with_draws
+from odd_errors import HoldsLock, Unprintable
 
 from pipes import IterDataPipe
 from pipes.errors import RemoteError, StateError
@@ -33,17 +33,6 @@ def numbers(count: int = N) -> IterDataPipe[int]:
 class NeedsTwo(Exception):
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
-
-
-class HoldsLock(Exception):
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.lock = threading.Lock()
-
-
-class Unprintable(Exception):
-    def __str__(self) -> str:
-        raise ValueError("no text")
 
 
 class Stop(BaseException):
