@@ -11,8 +11,9 @@ Stop: a mapping is never closed by a call. It goes when the last reference to it
     be a segmentation fault, because a tensor holds a reference to the memory's owner but no buffer export.
 Fork: in a child of the main process views stay valid, but their end returns nothing.
 Bounds: one descriptor a slab, only until it has been sent (worker) or mapped (main). Sizes are rounded up to classes,
-    so that batches of varying size reuse slabs. Slabs that the last `idle_uses` batches, large or small, did not use,
-    or that lie free beyond `max_free_bytes`, are given up; `retired()` tells the main process to forget them.
+    so that batches of varying size reuse slabs. Slabs that neither the last `idle_uses` batches, large or small, nor
+    those of the last `idle_seconds` used, or that lie free beyond `max_free_bytes`, are given up; `retired()` tells the
+    main process to forget them. A new slab costs ten times as much as filling a used one, in page faults.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import time
 import weakref
 from array import array
 from collections import deque
@@ -54,6 +56,7 @@ class Slab:
         self.size = size
         self.used = 0
         self.last_use = 0
+        self.last_time = 0.0
         self.draft = False
         self.loan: int | None = None
         self.fd = create_segment(size)
@@ -119,12 +122,15 @@ class SlabPool:
     >>> pool.close()
     """
 
-    def __init__(self, generation: int = 0, *, max_free_bytes: int = 1 << 29, idle_uses: int = 64) -> None:
+    def __init__(
+        self, generation: int = 0, *, max_free_bytes: int = 1 << 29, idle_uses: int = 64, idle_seconds: float = 10.0
+    ) -> None:
         #: Bytes to leave free beside what is stacked, so that the rest of the batch finds room in the same slab.
         self.headroom = 0
         self._next_loan = generation << 32
         self._max_free_bytes = max_free_bytes
         self._idle_uses = idle_uses
+        self._idle_seconds = idle_seconds
         self._slabs: list[Slab] = []
         self._lent: dict[int, Slab] = {}
         self._retired: list[int] = []
@@ -160,6 +166,7 @@ class SlabPool:
         slab.used = 0
         slab.draft = True
         slab.last_use = self._uses
+        slab.last_time = time.monotonic()
         fault_points.reach("before the slab is written")
         return slab
 
@@ -206,12 +213,16 @@ class SlabPool:
     def _retire(self, free: list[Slab]) -> None:
         free.sort(key=lambda slab: slab.last_use)
         excess = sum(slab.size for slab in free) - self._max_free_bytes
-        while free and (excess > 0 or self._uses - free[0].last_use > self._idle_uses):
+        while free and (excess > 0 or self._is_idle(free[0])):
             slab = free.pop(0)
             excess -= slab.size
             slab.close()
             self._slabs.remove(slab)
             self._retired.append(slab.number)
+
+    def _is_idle(self, slab: Slab) -> bool:
+        unused = self._uses - slab.last_use > self._idle_uses
+        return unused and time.monotonic() - slab.last_time >= self._idle_seconds
 
 
 class Loans:

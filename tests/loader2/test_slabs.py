@@ -176,7 +176,7 @@ def test_batches_of_varying_size_reuse_slabs() -> None:
 
 
 def test_slabs_that_fall_idle_are_given_up_on_both_sides() -> None:
-    pool, loans = SlabPool(idle_uses=10), Loans()
+    pool, loans = SlabPool(idle_uses=10, idle_seconds=0), Loans()
     before = mapped_bytes()
     large = lend(pool, loans, 50_000_000)[1]
     del large
@@ -292,7 +292,7 @@ def test_memory_of_a_killed_worker_stays_readable_and_writable() -> None:
 
 
 def test_slabs_of_a_burst_go_although_later_batches_need_none() -> None:
-    pool, loans = SlabPool(idle_uses=10), Loans()
+    pool, loans = SlabPool(idle_uses=10, idle_seconds=0), Loans()
     windows = [lend(pool, loans, 50_000_000)[1] for _ in range(4)]
     windows.clear()
     pool.take_back(loans.returned())
@@ -308,3 +308,18 @@ def test_a_descriptor_that_cannot_be_mapped_is_closed() -> None:
     with pytest.raises(OSError, match="cannot map a slab of 4096 bytes"):
         Loans().map(0, 4096, read)
     os.close(write)
+
+
+def test_a_slab_that_a_burst_needed_stays_for_the_next_burst() -> None:
+    pool, loans = SlabPool(idle_uses=10), Loans()
+    for _ in range(5):
+        both = [lend(pool, loans)[1], lend(pool, loans)[1]]
+        both.clear()
+        pool.take_back(loans.returned())
+        for _ in range(30):
+            window = lend(pool, loans)[1]
+            del window
+            pool.take_back(loans.returned())
+    assert len(pool) == 2
+    assert pool.retired() == []
+    pool.close()
