@@ -108,6 +108,8 @@ class DataLoader2(Generic[T]):
         self._advanced = False
         self._runner: Runner | None = None
         self._closed = False
+        if hasattr(self.reading_service, "prepare"):
+            self.reading_service.prepare()
 
     @property
     def epoch(self) -> int:

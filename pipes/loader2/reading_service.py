@@ -13,7 +13,7 @@ from pipes.errors import GraphError, UnpicklableStageError
 from pipes.loader2.dealing import DealtSource
 from pipes.loader2.engine import Engine
 from pipes.loader2.in_process import InProcessEngine
-from pipes.loader2.process import Method
+from pipes.loader2.process import Method, start_forkserver
 from pipes.loader2.settings import Settings
 from pipes.loader2.sharing import without_long_lists
 from pipes.loader2.shipping import find_unpicklable, ship
@@ -212,6 +212,11 @@ class MultiProcessingReadingService:
                         "first use, or when iteration starts), or leave it out in __getstate__"
                     ) from None
             raise
+
+    def prepare(self) -> None:
+        """Start what workers are forked from: it imports for seconds, in which the program can build its model."""
+        if self.num_workers and self._settings.method == "forkserver":
+            start_forkserver()
 
     def start(self, graph: IterDataPipe[Any], streams: int) -> Engine | InProcessEngine:
         """Return the engine that runs the graph in at most `streams` workers."""

@@ -9,7 +9,7 @@ import pytest
 from loading import loader_of, take, through_json, with_draws
 
 from pipes.iter import IterableWrapper
-from pipes.loader2 import DataLoader2, MultiProcessingReadingService, ReadingServiceInterface
+from pipes.loader2 import DataLoader2, MultiProcessingReadingService, ReadingServiceInterface, process
 
 pytestmark = pytest.mark.usefixtures("no_residue")
 
@@ -182,3 +182,15 @@ def test_an_adapter_may_return_another_graph() -> None:
         warnings.simplefilter("error")
         loader = DataLoader2(IterableWrapper(range(5)), lambda pipe: pipe.shuffle().sharding_filter())
         assert sorted(loader) == list(range(5))
+
+
+def test_what_workers_are_forked_from_starts_with_the_loader() -> None:
+    process.stop_forkserver()
+    pipe = IterableWrapper(range(4))
+    with DataLoader2(pipe), DataLoader2(pipe, reading_service=MultiProcessingReadingService(1, "spawn")):
+        assert process._server.pid is None
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(1)) as loader:
+        server = process._server.pid
+        assert server is not None
+        assert list(loader) == [0, 1, 2, 3]
+        assert process._server.pid == server
