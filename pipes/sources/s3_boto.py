@@ -99,11 +99,11 @@ class BotoTransport:
         self.client = client
         self._payer = {"RequestPayer": "requester"} if options.requester_pays else {}
 
-    def open(self, bucket: str, key: str, start: int, etag: str | None) -> S3Body:
-        """GET an object from byte `start`, if it still has `etag`."""
+    def open(self, bucket: str, key: str, start: int, etag: str | None, stop: int | None = None) -> S3Body:
+        """GET an object from byte `start` to before byte `stop`, or its end, if it still has `etag`."""
         asked = dict(self._payer)
-        if start:
-            asked["Range"] = f"bytes={start}-"
+        if start or stop:
+            asked["Range"] = f"bytes={start}-{stop - 1 if stop else ''}"
         if etag and not etag.startswith("W/"):
             asked["IfMatch"] = etag
         return _BotoBody(self._call("get_object", Bucket=bucket, Key=key, **asked))

@@ -118,13 +118,24 @@ class S3Store:
         with self.open(url, etag=etag) as stream:
             return stream.read()
 
-    def request(self, bucket: str, key: str, start: int, etag: str | None, size: int | None, attempt: int) -> S3Body:
-        """One GET from byte `start`; raises S3Failure. For streams: they own the attempts."""
+    def request(
+        self,
+        bucket: str,
+        key: str,
+        start: int,
+        etag: str | None,
+        size: int | None,
+        attempt: int,
+        stop: int | None = None,
+    ) -> S3Body:
+        """One GET from byte `start` to before `stop`; raises S3Failure. For streams: they own the attempts."""
         expected = self._last_size if size is None else size
+        if expected is not None and stop is not None:
+            expected = min(expected, stop - start)
         if attempt == 0 and self._use_obstore(bucket, key, expected):
-            body = self._clients().obstore(bucket).open(bucket, key, start, etag)
+            body = self._clients().obstore(bucket).open(bucket, key, start, etag, stop)
         else:
-            body = self._clients().boto().open(bucket, key, start, etag)
+            body = self._clients().boto().open(bucket, key, start, etag, stop)
         self._last_size = body.size
         return body
 

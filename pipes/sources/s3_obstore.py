@@ -28,6 +28,9 @@ __all__ = ["ObstoreTransport", "can_name", "can_run"]
 _ODD_NAME = re.compile(r"(?:^|/)(?:\.{0,2})(?:/|$)|[\x00-\x1f\x7f]")
 _STATUS = re.compile(r"\n\s*status: (\d{3}),")
 _THREADS = "tokio-rt-worker"
+# A body up to this many bytes that is wanted whole is received by one call, for two thirds of the CPU time; when the
+# connection breaks, it is asked for again from its first byte.
+_WHOLE = 256 << 10
 # Botocore renews credentials 10 minutes before they end at the latest.
 _TRUST = timedelta(minutes=9)
 
@@ -109,13 +112,15 @@ class ObstoreTransport:
             credential_provider=None if options.unsigned else _Credentials(session),
         )
 
-    def open(self, bucket: str, key: str, start: int, etag: str | None) -> S3Body:
-        """GET an object from byte `start`, if it still has `etag`."""
+    def open(self, bucket: str, key: str, start: int, etag: str | None, stop: int | None = None) -> S3Body:
+        """GET an object from byte `start` to before byte `stop`, or its end, if it still has `etag`."""
         import obstore
         from obstore.exceptions import BaseError
 
         asked: Any = {}
-        if start:
+        if stop:
+            asked["range"] = (start, stop)
+        elif start:
             asked["range"] = {"offset": start}
         if etag and not etag.startswith("W/"):
             asked["if_match"] = etag
@@ -130,20 +135,27 @@ class _ObstoreBody:
         meta = answer.meta
         self.etag: str | None = meta["e_tag"]
         self.size: int = meta["size"]
-        self.start: int = answer.range[0]
-        # Chunks as they come off the network: larger ones cost as much, and are lost whole when the connection breaks.
-        self._chunks: Iterator[bytes] = iter(answer.stream(1))
+        self.start, self._stop = answer.range
+        self._answer: Any = answer
+        self._chunks: Iterator[bytes] | None = None
 
     def read(self, limit: int) -> bytes:
         from obstore.exceptions import BaseError
 
         try:
+            if self._chunks is None:
+                answer, self._answer = self._answer, None
+                if self._stop - self.start <= min(limit, _WHOLE):
+                    self._chunks = iter(())
+                    return bytes(answer.bytes())
+                # As they come off the network: larger ones cost as much, and are lost whole when the connection breaks.
+                self._chunks = iter(answer.stream(1))
             return next(self._chunks, b"")
         except (BaseError, OSError) as error:
             raise _failure(error) from error
 
     def close(self) -> None:
-        self._chunks = iter(())
+        self._answer, self._chunks = None, iter(())
 
 
 class _Credentials:

@@ -107,8 +107,9 @@ def retry_after_seconds(value: str | None) -> float:
 class Attempts:
     """Counts the failed requests of one operation, waits between them, and says when it is enough."""
 
-    def __init__(self, options: S3Options, bucket: str, key: str) -> None:
+    def __init__(self, options: S3Options, bucket: str, key: str, wait: Callable[[float], None] = time.sleep) -> None:
         self.failures = 0
+        self._sleep = wait
         self._options, self._bucket, self._key = options, bucket, key
         self._spent = 0.0
         self._good = 0
@@ -151,7 +152,7 @@ class Attempts:
             raise self.error(failure, f"gave up after {spent:.1f} s and {_count(self.failures)}") from failure
         if failure.kind != "unclear":
             wait = _draw(0.0, min(_LONGEST_WAIT, options.backoff * 2.0 ** (self.failures - 1)))
-            time.sleep(min(max(wait, failure.retry_after), options.deadline - spent))
+            self._sleep(min(max(wait, failure.retry_after), options.deadline - spent))
 
     def error(self, failure: S3Failure, reason: str = "") -> StoreError:
         """The public error for `failure`."""

@@ -7,6 +7,7 @@ Contract
   the options. A replaced object (another ETag or size, or status 412) raises ChangedDataError.
 - At most one answer is open at a time; `close` (or dropping the stream) gives its connection back or ends it.
 - A stream that finds itself in a forked child opens a connection of its own at its position.
+- With `stop` it is about the bytes before that offset only: it asks for no others and ends there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import io
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipes.sources.s3_boto import S3Body
@@ -45,17 +47,20 @@ class S3Stream(io.BufferedIOBase):
         size: int | None = None,
         offset: int = 0,
         chunk: int | None = None,
+        stop: int | None = None,
+        wait: Callable[[float], None] = time.sleep,
     ) -> None:
         if offset < 0:
             raise ValueError(f"offset={offset}: an object begins at byte 0")
         self._store, self._bucket, self._key = store, bucket, key
-        self._attempts = Attempts(store.options, bucket, key)
+        self._attempts = Attempts(store.options, bucket, key, wait)
         self._body: S3Body | None = None
         self._pid = os.getpid()
         self._chunk = memoryview(b"")
         self._receive_size = chunk or _CHUNK
         self._arrived = offset
         self.etag, self._size = etag, size
+        self._stop = stop
         if offset and size is None:
             # Beginning a range at the end of an object is an error to the store, so its size has to be known.
             self._size, found = self._attempts.run(lambda _: store.head(bucket, key))
@@ -90,7 +95,7 @@ class S3Stream(io.BufferedIOBase):
     def read(self, size: int | None = -1, /) -> bytes:
         """Exactly `size` bytes, fewer only at the object's end; everything left without `size`."""
         self._check_open()
-        left = self.size - self.position
+        left = self._end() - self.position
         wanted = left if size is None or size < 0 else min(size, left)
         if wanted <= len(self._chunk):
             return self._take(wanted)
@@ -126,7 +131,7 @@ class S3Stream(io.BufferedIOBase):
         self._check_open()
         if count < 0:
             raise ValueError(f"skip({count}): an S3 stream goes forward only")
-        count = min(count, self.size - self.position)
+        count = min(count, self._end() - self.position)
         ahead = count - len(self._chunk)
         if ahead <= 0:
             self._chunk = self._chunk[count:]
@@ -158,12 +163,16 @@ class S3Stream(io.BufferedIOBase):
         if self.closed:
             raise ValueError(f"read from a closed stream: {self.name}")
 
+    def _end(self) -> int:
+        """The offset at which this stream ends."""
+        return self.size if self._stop is None else min(self._stop, self.size)
+
     def _receive(self, limit: int) -> bytes:
-        """The next bytes from the store, at least one before the end of the object, empty at it."""
+        """The next bytes from the store, at least one before the end of the stream, empty at it."""
         if self._pid != os.getpid():
             _inherited.append(self._body)
             self._body, self._pid = None, os.getpid()
-        while (left := self.size - self._arrived) > 0:
+        while (left := self._end() - self._arrived) > 0:
             if self._body is None:
                 self._open()
             assert self._body is not None
@@ -173,7 +182,9 @@ class S3Stream(io.BufferedIOBase):
                 if not data:
                     raise S3Failure("cut", "the connection was closed")
                 if len(data) > left:
-                    raise S3Failure("refused", f"the store sent {len(data) - left} bytes too many")
+                    if self._stop is None:
+                        raise S3Failure("refused", f"the store sent {len(data) - left} bytes too many")
+                    data = data[:left]  # it does not know ranges
             except S3Failure as failure:
                 self._drop_body()
                 failure.what += f" after {self._arrived} of {self.size} bytes were received"
@@ -196,10 +207,18 @@ class S3Stream(io.BufferedIOBase):
     def _request(self, attempt: int) -> S3Body:
         store, pinned = self._store, self.etag
         try:
-            body = store.request(self._bucket, self._key, self._arrived, pinned, self._size, attempt)
+            body = store.request(self._bucket, self._key, self._arrived, pinned, self._size, attempt, self._asked())
         except S3Failure as failure:
             if failure.kind == "changed" and pinned:
                 raise store.changed(self._bucket, self._key, f"ETag {pinned}", None) from failure
+            if failure.status == 416 and self._size is None and self._stop and not self._arrived:
+                # An empty object has no range at all.
+                body = store.request(self._bucket, self._key, 0, pinned, None, attempt)
+                if body.size:
+                    body.close()
+                    raise S3Failure("unclear", "a range of an object was refused") from failure
+                self._check_same(body)
+                return body
             if failure.status == 416 and self._size is None:
                 raise S3Failure(
                     "refused", f"byte {self._arrived} is beyond the end of the object", status=416
@@ -212,6 +231,10 @@ class S3Stream(io.BufferedIOBase):
             body.close()
             raise
         return body
+
+    def _asked(self) -> int | None:
+        """The end of the range to ask for; None where it is the end of the object."""
+        return None if self._stop is None or (self._size is not None and self._stop >= self._size) else self._stop
 
     def _check_same(self, body: S3Body) -> None:
         if self.etag and body.etag and body.etag != self.etag:
