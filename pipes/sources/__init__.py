@@ -9,6 +9,7 @@ MODULES = (
     "s3_names",
     "s3_obstore",
     "s3_options",
+    "s3_ranges",
     "s3_retry",
     "s3_stream",
 )

@@ -26,6 +26,7 @@ from pipes.sources.s3_boto import BotoTransport, S3Body, make_boto_client, make_
 from pipes.sources.s3_names import S3Object, split_s3_url
 from pipes.sources.s3_obstore import ObstoreTransport, can_name, can_run
 from pipes.sources.s3_options import S3Options
+from pipes.sources.s3_ranges import RangedFile
 from pipes.sources.s3_retry import Attempts, S3Failure
 from pipes.sources.s3_stream import S3Stream
 
@@ -112,6 +113,10 @@ class S3Store:
         etag = getattr(url, "etag", None) if etag is None else etag
         size = getattr(url, "size", None) if size is None else size
         return S3Stream(self, bucket, key, etag=etag, size=size, offset=offset, chunk=chunk)
+
+    def ranged(self, url: str, etag: str | None = None, size: int | None = None) -> RangedFile:
+        """An object as a file that seeks, read by ranges of one version; `etag` and `size` as for `open`."""
+        return RangedFile(self, url, etag=etag, size=size)
 
     def get(self, url: str, etag: str | None = None) -> bytes:
         """The whole object as bytes."""

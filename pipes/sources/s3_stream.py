@@ -23,6 +23,7 @@ from pipes.sources.s3_retry import Attempts, S3Failure
 
 if TYPE_CHECKING:
     from pipes.sources.s3_client import S3Store
+    from pipes.sources.s3_ranges import RangedFile
 
 __all__ = ["S3Stream"]
 
@@ -142,6 +143,12 @@ class S3Stream(io.BufferedIOBase):
             self._chunk = memoryview(b"")
             self._arrived += ahead
         return count
+
+    def ranged(self) -> RangedFile:
+        """The same version of the same object as a file that seeks, at its beginning."""
+        from pipes.sources.s3_ranges import RangedFile
+
+        return RangedFile(self._store, self.name, etag=self.etag, size=self.size)
 
     def close(self) -> None:
         if not self.closed:
