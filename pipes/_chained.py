@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from pipes.datapipe import IterDataPipe, MapDataPipe
     from pipes.error_policy import MaxErrors, OnError
-    from pipes.formats.archives import TarArchiveLoader
+    from pipes.formats.archives import TarArchiveLoader, ZipArchiveLoader
     from pipes.formats.lines import LineReader, StreamReader
     from pipes.formats.tables import CSVDictParser, CSVParser, JsonLinesParser, JsonParser
     from pipes.formats.webdataset import WebDataset
@@ -160,6 +160,19 @@ class ChainedIter(Generic[T_co]):
         max_errors: MaxErrors = 0.1,
     ) -> TarArchiveLoader:
         """Give every regular file of each tar archive, in order, as `(archive path/member name, stream)`."""
+        raise NotImplementedError
+
+    def load_from_zip(
+        self,
+        length: int = -1,
+        *,
+        select: Callable[[str], bool] | None = None,
+        max_member_bytes: int | None = 1073741824,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+    ) -> ZipArchiveLoader:
+        """Give every regular file of each zip archive as `(archive path/member name, stream)`, by their place in
+        it."""
         raise NotImplementedError
 
     @overload

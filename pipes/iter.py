@@ -1,7 +1,7 @@
 """Every iterable pipe, by its class name; their chained names are methods of all of them."""
 
 from pipes.datapipe import DataChunk, IterDataPipe, functional_datapipe
-from pipes.formats.archives import TarArchiveLoader
+from pipes.formats.archives import TarArchiveLoader, ZipArchiveLoader
 from pipes.formats.lines import LineReader, StreamReader
 from pipes.formats.tables import CSVDictParser, CSVParser, JsonLinesParser, JsonParser
 from pipes.formats.webdataset import WebDataset
@@ -52,6 +52,7 @@ __all__ = [
     "TarArchiveLoader",
     "UnBatcher",
     "WebDataset",
+    "ZipArchiveLoader",
     "Zipper",
     "functional_datapipe",
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,9 @@ class Places:
             (folder / f"{number}.json").write_text(json.dumps({"a": lines}))
             packed = make_tar([(f"{number}{place}.{end}", line.encode()) for place, line in enumerate(lines)
                                for end in ("txt", "a.txt")])  # fmt: skip
+            with zipfile.ZipFile(folder / f"{number}.zip", "w", compression=zipfile.ZIP_DEFLATED) as archive:
+                for place, line in enumerate(lines):
+                    archive.writestr(f"{place}.txt", line)
             (folder / f"{number}.tar").write_bytes(gzip.compress(packed) if number == 1 else packed)
         put_objects(s3, "cases", {f"in/{number}.txt": f"{PAYLOAD}{number}".encode() for number in range(5)})
         return cls(str(folder), s3)
@@ -127,6 +131,7 @@ CASES: dict[str, Case] = {
     "iter.TarArchiveLoader": lambda at: at.files("*.tar").load_from_tar().map(read),
     "iter.UnBatcher": lambda at: texts().batch(4).unbatch(),
     "iter.WebDataset": lambda at: samples(at).shuffle(3),
+    "iter.ZipArchiveLoader": lambda at: at.files("*.zip").load_from_zip().map(read),
     "iter.Zipper": lambda at: texts().shuffle(3).zip(texts(7)),
     "map.Batcher": lambda at: keyed().batch(2).to_iter_datapipe(),
     "map.Concater": lambda at: keyed(4).concat(keyed(3)).to_iter_datapipe(),

@@ -12,4 +12,6 @@ MODULES = (
     "tar",
     "tar_headers",
     "webdataset",
+    "zip",
+    "zip_members",
 )

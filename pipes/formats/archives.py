@@ -1,4 +1,4 @@
-"""Stages over archives: `.load_from_tar`."""
+"""Stages over archives: `.load_from_tar` and `.load_from_zip`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, no_length
 from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
 from pipes.formats.records import RecordsRun
 from pipes.formats.tar import TarReader, check_mode
+from pipes.formats.zip import MAX_MEMBER_BYTES, ZipReader
 from pipes.stages.wrapping import as_pipe
 from pipes.state import count_from, damaged
 from pipes.utils import MemoryStream, StreamWrapper
 
-__all__ = ["TarArchiveLoader", "member_path"]
+__all__ = ["TarArchiveLoader", "ZipArchiveLoader", "member_path"]
 
 
 def member_path(archive: str, member: str) -> str:
@@ -35,6 +36,12 @@ def _inside(member: str) -> str:
     if "//" in member or "./" in member or member[:1] == "/" or member[-1:] == ".":
         return os.path.normpath("/" + member.lstrip("/")).lstrip("/")
     return member
+
+
+def _members(folder: str, reader: TarReader | ZipReader) -> Iterator[tuple[str, StreamWrapper]]:
+    for name, data, _, _ in reader:
+        path = folder + _inside(name)
+        yield path, MemoryStream(data, path)
 
 
 class _TarRun(RecordsRun):
@@ -59,12 +66,7 @@ class _TarRun(RecordsRun):
             concatenated=pipe.concatenated,
             on_skip=None if self.tally is None else self.tally.leave_out,
         )
-        return self._members(_folder_of(path), self.reader)
-
-    def _members(self, folder: str, reader: TarReader) -> Iterator[tuple[str, StreamWrapper]]:
-        for name, data, _, _ in reader:
-            path = folder + _inside(name)
-            yield path, MemoryStream(data, path)
+        return _members(_folder_of(path), self.reader)
 
     def where(self) -> tuple[Any, ...]:
         reader = self.reader
@@ -122,6 +124,85 @@ class TarArchiveLoader(IterDataPipe[tuple[str, StreamWrapper]]):
         self.length = length
         self.select = select
         self.concatenated = concatenated
+        self.on_error = on_error
+        self.max_errors = max_errors
+
+    def _length(self, shard: Shard) -> int:
+        if self.length < 0:
+            raise no_length(self, "pass length= if you know how many members there are")
+        return self.length
+
+
+class _ZipRun(RecordsRun):
+    leaves_out = True
+    fields: ClassVar[tuple[str, ...]] = ("offset",)
+
+    def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
+        self.reader = ZipReader(
+            stream,
+            path,
+            offset=at.get("offset", 0),
+            select=self.pipe.select,
+            max_member_bytes=self.pipe.max_member_bytes,
+            on_skip=None if self.tally is None else self.tally.leave_out,
+        )
+        return _members(_folder_of(path), self.reader)
+
+    def where(self) -> tuple[Any, ...]:
+        return (self.reader.position,)
+
+
+@functional_datapipe("load_from_zip")
+class ZipArchiveLoader(IterDataPipe[tuple[str, StreamWrapper]]):
+    """Give every regular file of each zip archive as `(archive path/member name, stream)`, by their place in it.
+
+    Args:
+        datapipe: gives `(path, binary stream)`, closed after its archive when it is a `StreamWrapper`. Files and S3
+            objects are read by their directory; a stream that can neither seek nor give ranges from its beginning, as
+            long as its headers tell the sizes.
+        length: what `len()` says; -1 is unknown.
+        select: which members to give, by their name in the archive; the others are passed over.
+        max_member_bytes: the largest member that is unpacked, in bytes, so that a small archive cannot fill the memory;
+            None for no limit.
+        on_error, max_errors: "skip" leaves out the rest of bad archives, up to so many; see the page on errors.
+
+    Members are stored or packed by deflate, bzip2 or LZMA. Each is checked against its CRC, and its stream holds its
+    bytes in memory. Directories, and links where a directory tells them, are left out and counted. The position inside
+    an archive is a byte offset: a resume goes there.
+
+    Raises ValueError for a limit below zero; while iterating, TruncatedError for an empty or cut archive, DataError for
+    one that is damaged, encrypted or over the limit; they name archive and member. TypeError for elements that are not
+    `(path, stream)`.
+
+    >>> import io, zipfile
+    >>> from pipes.iter import IterableWrapper
+    >>> buffer = io.BytesIO()
+    >>> with zipfile.ZipFile(buffer, "w") as archive:
+    ...     archive.writestr("0001.txt", b"hi")
+    >>> pipe = IterableWrapper([("a.zip", io.BytesIO(buffer.getvalue()))]).load_from_zip()
+    >>> [(path, stream.read()) for path, stream in pipe]
+    [('a.zip/0001.txt', b'hi')]
+    """
+
+    run_class = _ZipRun
+
+    def __init__(
+        self,
+        datapipe: IterDataPipe[Any],
+        length: int = -1,
+        *,
+        select: Callable[[str], bool] | None = None,
+        max_member_bytes: int | None = MAX_MEMBER_BYTES,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = BUDGET,
+    ) -> None:
+        check_policy(on_error, max_errors)
+        if max_member_bytes is not None and max_member_bytes < 0:
+            raise ValueError(f"max_member_bytes={max_member_bytes}: bytes, at least 0, or None for no limit")
+        self.datapipe = as_pipe(datapipe)
+        self.length = length
+        self.select = select
+        self.max_member_bytes = max_member_bytes
         self.on_error = on_error
         self.max_errors = max_errors
 
