@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pipes.formats.lines import LineReader, StreamReader
     from pipes.formats.tables import CSVDictParser, CSVParser, JsonLinesParser, JsonParser
     from pipes.formats.webdataset import WebDataset
+    from pipes.formats.webdataset_writer import WebDatasetSaver
     from pipes.sources.files import FileLister, FileOpener
     from pipes.sources.s3 import S3FileLister, S3FileLoader
     from pipes.sources.s3_options import S3Options
@@ -279,6 +280,12 @@ class ChainedIter(Generic[T_co]):
         max_errors: MaxErrors = 0.1,
     ) -> LineReader:
         """Give `(path, line)` for each line of each stream, bytes from binary streams and str from text ones."""
+        raise NotImplementedError
+
+    def save_to_webdataset(
+        self, target: Any, prefix: str = "shard", *, maxcount: int = 100000, maxsize: int = 1073741824
+    ) -> WebDatasetSaver:
+        """Write samples into tar shards and give the name of each as soon as it is there, whole."""
         raise NotImplementedError
 
     def sharding_filter(self, sharding_group_filter: int | None = None) -> ShardingFilter[T_co]:

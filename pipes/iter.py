@@ -5,6 +5,7 @@ from pipes.formats.archives import TarArchiveLoader, ZipArchiveLoader
 from pipes.formats.lines import LineReader, StreamReader
 from pipes.formats.tables import CSVDictParser, CSVParser, JsonLinesParser, JsonParser
 from pipes.formats.webdataset import WebDataset
+from pipes.formats.webdataset_writer import WebDatasetSaver
 from pipes.sources.files import FileLister, FileOpener
 from pipes.sources.s3 import S3FileLister, S3FileLoader
 from pipes.stages.batching import Batcher, UnBatcher
@@ -52,6 +53,7 @@ __all__ = [
     "TarArchiveLoader",
     "UnBatcher",
     "WebDataset",
+    "WebDatasetSaver",
     "ZipArchiveLoader",
     "Zipper",
     "functional_datapipe",

@@ -131,6 +131,10 @@ CASES: dict[str, Case] = {
     "iter.TarArchiveLoader": lambda at: at.files("*.tar").load_from_tar().map(read),
     "iter.UnBatcher": lambda at: texts().batch(4).unbatch(),
     "iter.WebDataset": lambda at: samples(at).shuffle(3),
+    "iter.WebDatasetSaver": lambda at: (
+        texts().map(lambda text: {"__key__": text[-1], "txt": text}).shuffle(3)
+        .save_to_webdataset(f"{at.folder}/out", maxcount=2).map(lambda path: [PAYLOAD, path.rpartition("/")[2]])
+    ),
     "iter.ZipArchiveLoader": lambda at: at.files("*.zip").load_from_zip().map(read),
     "iter.Zipper": lambda at: texts().shuffle(3).zip(texts(7)),
     "map.Batcher": lambda at: keyed().batch(2).to_iter_datapipe(),

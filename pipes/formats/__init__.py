@@ -5,6 +5,7 @@ MODULES = (
     "chunks",
     "decode",
     "delimited",
+    "encode",
     "jsonl",
     "lines",
     "records",
@@ -12,6 +13,7 @@ MODULES = (
     "tar",
     "tar_headers",
     "webdataset",
+    "webdataset_writer",
     "zip",
     "zip_members",
 )

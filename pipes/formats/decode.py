@@ -17,11 +17,11 @@ from pipes.errors import DataError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Decoder", "decode"]
+__all__ = ["NUMBERS", "TEXTS", "Decoder", "decode"]
 
 _IMAGES = frozenset(("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm"))
-_TEXTS = frozenset(("txt", "text", "transcript"))
-_NUMBERS = frozenset(("cls", "cls2", "index", "inx", "id"))
+TEXTS = frozenset(("txt", "text", "transcript"))
+NUMBERS = frozenset(("cls", "cls2", "index", "inx", "id"))
 _PICKLES = frozenset(("pkl", "pickle", "pt", "pth", "pyd"))
 
 
@@ -83,9 +83,9 @@ class Decoder:
             return self._image(data)
         if extension == "json":
             return json.loads(data)
-        if extension in _TEXTS:
+        if extension in TEXTS:
             return data.decode("utf-8")
-        if extension in _NUMBERS:
+        if extension in NUMBERS:
             return int(data)
         if extension == "npy":
             import numpy

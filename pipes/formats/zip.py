@@ -214,8 +214,8 @@ class ZipReader:
         # What does not shrink may grow by a little; a header that lies about the packed size does so by much.
         if self._limit is not None and max(entry.size, entry.packed - entry.packed // 8 - 1024) > self._limit:
             raise DataError(
-                f"{where} has {max(entry.size, entry.packed)} bytes, more than max_member_bytes={self._limit}; raise that if the "
-                "archive is to be trusted"
+                f"{where} has {max(entry.size, entry.packed)} bytes, more than max_member_bytes={self._limit}; "
+                "raise that if the archive is to be trusted"
             )
         what = f"{entry.name!r} has {entry.packed} bytes"
         data = inflate(source.take(source.position, entry.packed, what), entry, where)
