@@ -1,7 +1,8 @@
 """Write samples into WebDataset shards: `.save_to_webdataset`.
 
 Contract
-- A shard has its final name only when it is whole: it is written under another name and renamed. What breaks off leaves the shards before it and no part of the one that was begun.
+- A shard has its final name only when it is whole: it is written under another name and renamed. What breaks off leaves
+  the shards before it and no part of the one that was begun.
 - The stage gives a shard's name once it is there. Between two names it holds no sample, so its state is the number of
   shards given; a resume writes the shard that was begun afresh, with the same bytes.
 - Equal samples give equal bytes, on every machine: members have no owner, time 0 and mode 0644.
