@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from typing import Literal
 
     from typing_extensions import TypeVar as TypeVarWithDefault
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from pipes.error_policy import MaxErrors, OnError
     from pipes.formats.archives import TarArchiveLoader, ZipArchiveLoader
     from pipes.formats.lines import LineReader, StreamReader
+    from pipes.formats.parquet_files import ParquetDataFrameLoader, ParquetLoader, ParquetRowGroupLister
     from pipes.formats.tables import CSVDictParser, CSVParser, JsonLinesParser, JsonParser
     from pipes.formats.webdataset import WebDataset
     from pipes.formats.webdataset_writer import WebDatasetSaver
@@ -134,6 +136,18 @@ class ChainedIter(Generic[T_co]):
         """Give the names `s3://bucket/key` of the objects whose name begins with a prefix, in the store's order."""
         raise NotImplementedError
 
+    def list_parquet_row_groups(
+        self,
+        *,
+        endpoint_url: str | None = None,
+        options: S3Options | None = None,
+        storage_options: dict[str, Any] | None = None,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+    ) -> ParquetRowGroupLister:
+        """Give the row groups of each Parquet file as units `(name, row group, rows)`, for `load_parquet`."""
+        raise NotImplementedError
+
     def load_files_by_s3(
         self,
         request_timeout_ms: int = -1,
@@ -174,6 +188,36 @@ class ChainedIter(Generic[T_co]):
     ) -> ZipArchiveLoader:
         """Give every regular file of each zip archive as `(archive path/member name, stream)`, by their place in
         it."""
+        raise NotImplementedError
+
+    def load_parquet(
+        self,
+        form: Literal["rows", "columns", "batches", "tables"] = "rows",
+        *,
+        columns: Sequence[str] | None = None,
+        batch_size: int = 1024,
+        return_path: bool = False,
+        endpoint_url: str | None = None,
+        options: S3Options | None = None,
+        storage_options: dict[str, Any] | None = None,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+    ) -> ParquetLoader:
+        """Give the rows of Parquet files, one row group after the other, as dicts, columns, Arrow batches or
+        tables."""
+        raise NotImplementedError
+
+    def load_parquet_as_df(
+        self,
+        dtype: None = None,
+        columns: Sequence[str] | None = None,
+        device: str = "",
+        use_threads: bool = False,
+        *,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+    ) -> ParquetDataFrameLoader:
+        """Give a pyarrow.Table for each row group; torchdata's name, whose torcharrow frames no longer exist."""
         raise NotImplementedError
 
     @overload

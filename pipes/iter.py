@@ -3,6 +3,7 @@
 from pipes.datapipe import DataChunk, IterDataPipe, functional_datapipe
 from pipes.formats.archives import TarArchiveLoader, ZipArchiveLoader
 from pipes.formats.lines import LineReader, StreamReader
+from pipes.formats.parquet_files import ParquetDataFrameLoader, ParquetLoader, ParquetRowGroupLister
 from pipes.formats.tables import CSVDictParser, CSVParser, JsonLinesParser, JsonParser
 from pipes.formats.webdataset import WebDataset
 from pipes.formats.webdataset_writer import WebDatasetSaver
@@ -44,6 +45,9 @@ __all__ = [
     "MapToIterConverter",
     "Mapper",
     "Multiplexer",
+    "ParquetDataFrameLoader",
+    "ParquetLoader",
+    "ParquetRowGroupLister",
     "S3FileLister",
     "S3FileLoader",
     "ShardingFilter",

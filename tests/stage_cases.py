@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from s3_objects import put_objects
 from tars import make_tar
 from user_pipes import Plain, Stateless, Summing
@@ -42,6 +44,8 @@ class Places:
             (folder / f"{number}.csv").write_text("a,b\n" + "".join(f"{line},x\n" for line in lines))
             (folder / f"{number}.jsonl").write_text("".join(json.dumps({"a": line}) + "\n" for line in lines))
             (folder / f"{number}.json").write_text(json.dumps({"a": lines}))
+            table = pa.table({"a": lines, "b": range(4)})
+            pq.write_table(table, folder / f"{number}.parquet", row_group_size=3)
             packed = make_tar([(f"{number}{place}.{end}", line.encode()) for place, line in enumerate(lines)
                                for end in ("txt", "a.txt")])  # fmt: skip
             with zipfile.ZipFile(folder / f"{number}.zip", "w", compression=zipfile.ZIP_DEFLATED) as archive:
@@ -118,6 +122,17 @@ CASES: dict[str, Case] = {
     "iter.Mapper": lambda at: texts().map(lambda text: text + "x"),
     "iter.Mapper with rng": lambda at: texts().map(draw, rng=True).shuffle(4),
     "iter.Multiplexer": lambda at: texts(7).shuffle(3).mux(texts(5)),
+    "iter.ParquetDataFrameLoader": lambda at: (
+        FileLister(at.folder, "*.parquet").load_parquet_as_df().map(lambda table: table.to_pydict())
+    ),
+    "iter.ParquetLoader": lambda at: FileLister(at.folder, "*.parquet").load_parquet(batch_size=2),
+    "iter.ParquetLoader of units": lambda at: (
+        FileLister(at.folder, "*.parquet").list_parquet_row_groups().shuffle(3).sharding_filter()
+        .load_parquet("columns").map(lambda columns: [columns["a"], columns["b"].tolist()])
+    ),
+    "iter.ParquetRowGroupLister": lambda at: (
+        FileLister(at.folder, "*.parquet").list_parquet_row_groups().map(lambda unit: [*unit, PAYLOAD])
+    ),
     "iter.S3FileLister": lambda at: S3FileLister("s3://cases/in/", endpoint_url=at.s3).map(lambda url: url + PAYLOAD),
     "iter.S3FileLoader": lambda at: (
         S3FileLister("s3://cases/in/", endpoint_url=at.s3).shuffle(3).load_files_by_s3(endpoint_url=at.s3).map(read)

@@ -8,6 +8,8 @@ MODULES = (
     "encode",
     "jsonl",
     "lines",
+    "parquet",
+    "parquet_files",
     "records",
     "tables",
     "tar",

@@ -54,6 +54,12 @@ class RecordsRun(ExpandingRun):
 
     fields: ClassVar[tuple[str, ...]] = ()
 
+    def opened_element(self, element: Any) -> tuple[str, Any]:
+        """Return the name and the stream of one input; a `StreamWrapper` is closed after it."""
+        validate_pathname_binary_tuple(element)
+        path, stream = element
+        return path, stream
+
     def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
         """Return the records, from where `at` says (by `fields`; empty: the beginning)."""
         raise NotImplementedError(type(self).__name__)
@@ -88,8 +94,7 @@ class RecordsRun(ExpandingRun):
     def _open(self, element: Any, skip: int) -> Iterator[Any]:
         stream, same = None, False
         try:
-            validate_pathname_binary_tuple(element)
-            path, stream = element
+            path, stream = self.opened_element(element)
             at, found = dict(self.saved or {}), identity(stream)
             refuse_or_warn(self.context.on_changed_data, _check_version, path, at.pop("object", found), found)
             same = True

@@ -12,4 +12,5 @@ MODULES = (
     "s3_ranges",
     "s3_retry",
     "s3_stream",
+    "seeking",
 )

@@ -145,9 +145,10 @@ class S3Stream(io.BufferedIOBase):
         return count
 
     def ranged(self) -> RangedFile:
-        """The same version of the same object as a file that seeks, at its beginning."""
+        """The same version of the same object as a file that seeks, at its beginning; this stream's request ends."""
         from pipes.sources.s3_ranges import RangedFile
 
+        self._drop_body()
         return RangedFile(self._store, self.name, etag=self.etag, size=self.size)
 
     def close(self) -> None:

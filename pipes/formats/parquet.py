@@ -1,0 +1,273 @@
+"""Record batches out of a Parquet file, one row group at a time.
+
+Source: https://parquet.apache.org/docs/file-format, decoded by pyarrow. Only the footer and the selected columns of the
+row groups that are wanted are read. At most one row group is in memory in its compressed form, beside the batch that is
+being decoded; for files that are not local, the columns of a row group are fetched together.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import Any
+
+from pipes.errors import ChangedDataError, DataError, PipesError, StateError, TruncatedError
+
+__all__ = ["ParquetReader", "need_pyarrow"]
+
+# Two columns with a smaller gap between them are one range: a request costs more than reading over it.
+_GAP = 256 << 10
+_MAGIC = b"PAR1"
+
+
+def need_pyarrow() -> None:
+    """Raise ModuleNotFoundError, with what to install, without pyarrow."""
+    try:
+        import_module("pyarrow.parquet")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError('Parquet needs pyarrow: pip install "pipes[arrow]"', name="pyarrow") from error
+
+
+class ParquetReader:
+    """The record batches of one Parquet file.
+
+    >>> import io, pyarrow, pyarrow.parquet
+    >>> stream = io.BytesIO()
+    >>> table = pyarrow.table({"id": [1, 2, 3], "text": ["a", "b", None]})
+    >>> pyarrow.parquet.write_table(table, stream, row_group_size=2)
+    >>> reader = ParquetReader(stream, "a.parquet", columns=["text"])
+    >>> for batch in reader:
+    ...     print(batch.to_pydict(), reader.group, reader.row)
+    {'text': ['a', 'b']} 0 2
+    {'text': [None]} 1 1
+
+    Args:
+        stream: a binary file that seeks.
+        name: what errors call it.
+        columns: names to read, a nested one as "a.b" or its parent; None reads all, in the file's order either way.
+        batch_size: rows of a batch at most; a batch never reaches over a row group's end. None: whole row groups.
+        group, row: where to begin; by default at the first row that is to be read.
+        only: the one row group to read.
+        use_threads: decode columns side by side.
+
+    Attributes:
+        groups: how many row groups the file has.
+        group, row: where the reader stands: row number `row` of row group `group` comes next.
+
+    Raises:
+        TruncatedError: the file is empty or cut. DataError: it is no Parquet file, damaged, or lacks a column. Both
+            name it, and the row group where it is inside one.
+        StateError: it has no such row group or row.
+        ModuleNotFoundError: pyarrow is not installed.
+    """
+
+    def __init__(
+        self,
+        stream: Any,
+        name: str,
+        *,
+        columns: Sequence[str] | None = None,
+        batch_size: int | None = 1024,
+        group: int | None = None,
+        row: int = 0,
+        only: int | None = None,
+        use_threads: bool = False,
+    ) -> None:
+        need_pyarrow()
+        self.name = name
+        self.group, self.row = (only or 0) if group is None else group, row
+        self._columns = None if columns is None else list(columns)
+        self._batch_size = batch_size
+        self._use_threads = use_threads
+        self._file = _Gathered(stream)
+        self._parquet = self._opened()
+        self._metadata = self._parquet.metadata
+        self.groups: int = self._metadata.num_row_groups
+        if self.group > self.groups or (only is not None and only >= self.groups):
+            raise StateError(
+                f"{name}: row group {self.group} is wanted, and there are {self.groups}; the data changed: list the "
+                "row groups again, or start the epoch afresh"
+            )
+        self._end = self.groups if only is None else only + 1
+        self._leaves = self._selected()
+
+    @property
+    def schema(self) -> Any:
+        """The file's pyarrow schema."""
+        return self._parquet.schema_arrow
+
+    def rows_of(self, group: int) -> int:
+        """How many rows a row group has, by the footer."""
+        return int(self._metadata.row_group(group).num_rows)
+
+    def expect(self, group: int, rows: int) -> None:
+        """Raise ChangedDataError unless row group `group` has `rows` rows."""
+        if self.rows_of(group) != rows:
+            raise ChangedDataError(
+                f"{self.name}: row group {group} was listed with {rows} rows and has {self.rows_of(group)} now; "
+                "list it again"
+            )
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.group < self._end:
+            group, rows = self.group, self.rows_of(self.group)
+            if self.row > rows:
+                raise StateError(
+                    f"{self.name}: the state stands at row {self.row} of row group {group}, which has {rows}; the data "
+                    "changed: start the epoch afresh"
+                )
+            if self.row < rows:
+                yield from self._batches(group, rows)
+            self.group, self.row = group + 1, 0
+
+    def _batches(self, group: int, rows: int) -> Iterator[Any]:
+        start, at = self.row, 0
+        try:
+            self._file.gather(self._ranges(group))
+            batches = self._parquet.iter_batches(
+                self._batch_size or rows,
+                row_groups=[group],
+                columns=self._columns,
+                use_threads=self._use_threads,
+            )
+            for batch in batches:
+                at += batch.num_rows
+                if at <= start:
+                    continue
+                if at - batch.num_rows < start:
+                    batch = batch.slice(start - (at - batch.num_rows))
+                self.row = at
+                yield batch
+        except Exception as error:
+            raise self._told(error, f"row group {group} of {self.groups} is damaged")  # noqa: B904 - it has its cause
+        finally:
+            self._file.gather([])
+        if at != rows:
+            raise DataError(f"{self.name}: row group {group} has {at} rows, and the footer says {rows}")
+
+    def _opened(self) -> Any:
+        from pyarrow.parquet import ParquetFile
+
+        size = 0
+        try:
+            size = self._file.seek(0, io.SEEK_END)
+            if not size:
+                raise TruncatedError(f"{self.name}: empty file, expected Parquet")
+            return ParquetFile(self._file, pre_buffer=False, page_checksum_verification=True)
+        except Exception as error:
+            told = self._told(error, "no Parquet file, or damaged")
+            if type(told) is DataError and self._begins_well(size):
+                where = f"{self.name}: cut at byte {size}, before its footer's end"
+                raise TruncatedError(f"{where}; fetch or write it again") from error
+            raise told  # noqa: B904 - it has its cause
+
+    def _begins_well(self, size: int) -> bool:
+        self._file.seek(0)
+        head = bytes(self._file.read(4))
+        self._file.seek(max(size - 4, 0))
+        return head == _MAGIC and (size < 12 or bytes(self._file.read(4)) != _MAGIC)
+
+    def _told(self, error: Exception, what: str) -> Exception:
+        """The public error for one of pyarrow's; those of the file below come through it as they were."""
+        from pyarrow import ArrowException
+
+        foreign = isinstance(error, OSError) and error.errno is None
+        if isinstance(error, PipesError | MemoryError) or not (foreign or isinstance(error, ArrowException)):
+            return error
+        told = DataError(f"{self.name}: {what}: {str(error).rstrip('.')}")
+        told.__cause__ = error
+        return told
+
+    def _selected(self) -> list[int] | None:
+        """The numbers of the leaf columns to read; pyarrow passes over a name that is not there, without a word."""
+        if self._columns is None:
+            return None
+        schema = self._parquet.schema
+        paths = [schema.column(number).path for number in range(len(schema))]
+        missing = [
+            name for name in self._columns if not any(path == name or path.startswith(f"{name}.") for path in paths)
+        ]
+        if missing:
+            there = ", ".join(self.schema.names[:20])
+            raise DataError(f"{self.name}: no column {', '.join(map(repr, missing))}; it has {there}")
+        return [
+            number
+            for number, path in enumerate(paths)
+            if any(path == name or path.startswith(f"{name}.") for name in self._columns)
+        ]
+
+    def _ranges(self, group: int) -> list[tuple[int, int]]:
+        """The byte ranges of the selected columns of a row group, those close together as one."""
+        described = self._metadata.row_group(group)
+        leaves = range(described.num_columns) if self._leaves is None else self._leaves
+        ranges: list[tuple[int, int]] = []
+        for start, stop in sorted(_range_of(described.column(leaf)) for leaf in leaves):
+            if ranges and start - ranges[-1][1] <= _GAP:
+                ranges[-1] = (ranges[-1][0], max(stop, ranges[-1][1]))
+            else:
+                ranges.append((start, stop))
+        return ranges
+
+
+def _range_of(chunk: Any) -> tuple[int, int]:
+    start = chunk.data_page_offset
+    if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
+        start = min(start, chunk.dictionary_page_offset) if chunk.dictionary_page_offset > 0 else start
+    return start, start + chunk.total_compressed_size
+
+
+class _Gathered(io.RawIOBase):
+    """What pyarrow reads from: the file, or the ranges of it that were fetched together before."""
+
+    def __init__(self, file: Any) -> None:
+        self._inner = file
+        # On a local file, one read for each column is as good, and holds less.
+        self._direct = _is_local(file)
+        self._held: list[tuple[int, bytes]] = []
+        self._at = 0
+
+    def gather(self, ranges: list[tuple[int, int]]) -> None:
+        """Let go of what was fetched and fetch these."""
+        self._held = []
+        if not self._direct:
+            for start, stop in ranges:
+                self._inner.seek(start)
+                self._held.append((start, self._inner.read(stop - start)))
+
+    def read(self, size: int = -1, /) -> Any:
+        if size is None or size < 0:
+            size = self.seek(0, io.SEEK_END) - self._at
+        at = self._at
+        for start, data in self._held:
+            if start <= at and at + size <= start + len(data):
+                self._at += size
+                return memoryview(data)[at - start : at - start + size]
+        self._inner.seek(at)
+        data = self._inner.read(size)
+        self._at += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        if whence == io.SEEK_END:
+            self._at = self._inner.seek(offset, whence)
+        else:
+            self._at = offset + (self._at if whence == io.SEEK_CUR else 0)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+
+def _is_local(file: Any) -> bool:
+    try:
+        file.fileno()
+    except (AttributeError, OSError, ValueError):
+        return isinstance(file, io.BytesIO)
+    return True
