@@ -171,6 +171,7 @@ class ChainedIter(Generic[T_co]):
         *,
         select: Callable[[str], bool] | None = None,
         concatenated: bool = False,
+        max_member_bytes: int | None = None,
         on_error: OnError = "raise",
         max_errors: MaxErrors = 0.1,
     ) -> TarArchiveLoader:
@@ -349,7 +350,14 @@ class ChainedIter(Generic[T_co]):
         """Give the items of each batch, `unbatch_level` lists deep; -1 opens every level."""
         raise NotImplementedError
 
-    def webdataset(self, *, on_error: OnError = "raise", max_errors: MaxErrors = 0.1) -> WebDataset:
+    def webdataset(
+        self,
+        *,
+        required: Sequence[str] = ...,
+        duplicates: Literal["refuse", "number"] = "refuse",
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+    ) -> WebDataset:
         """Group consecutive `(path, data)` with the same path up to the first dot of the base name into samples."""
         raise NotImplementedError
 

@@ -6,6 +6,7 @@ MODULES = (
     "decode",
     "delimited",
     "encode",
+    "extracting",
     "jsonl",
     "lines",
     "parquet",

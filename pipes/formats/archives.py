@@ -38,6 +38,11 @@ def _inside(member: str) -> str:
     return member
 
 
+def _check_limit(max_member_bytes: int | None) -> None:
+    if max_member_bytes is not None and max_member_bytes < 0:
+        raise ValueError(f"max_member_bytes={max_member_bytes}: bytes, at least 0, or None for no limit")
+
+
 def _members(folder: str, reader: TarReader | ZipReader) -> Iterator[tuple[str, StreamWrapper]]:
     for name, data, _, _ in reader:
         path = folder + _inside(name)
@@ -64,6 +69,7 @@ class _TarRun(RecordsRun):
             records=records,
             select=pipe.select,
             concatenated=pipe.concatenated,
+            max_member_bytes=pipe.max_member_bytes,
             on_skip=None if self.tally is None else self.tally.leave_out,
         )
         return _members(_folder_of(path), self.reader)
@@ -85,6 +91,7 @@ class TarArchiveLoader(IterDataPipe[tuple[str, StreamWrapper]]):
         select: which members to give, by their name in the archive; the others are passed over without reading them
             where the stream can seek.
         concatenated: read on after an archive's end mark.
+        max_member_bytes: the largest member that is read into memory, in bytes; None for no limit.
         on_error, max_errors: "skip" leaves out the rest of bad archives, up to so many; see the page on errors.
 
     A member's stream holds its bytes in memory, so it stays readable in a shuffle buffer. Directories, links and the
@@ -114,16 +121,19 @@ class TarArchiveLoader(IterDataPipe[tuple[str, StreamWrapper]]):
         *,
         select: Callable[[str], bool] | None = None,
         concatenated: bool = False,
+        max_member_bytes: int | None = None,
         on_error: OnError = "raise",
         max_errors: MaxErrors = BUDGET,
     ) -> None:
         check_policy(on_error, max_errors)
+        _check_limit(max_member_bytes)
         check_mode(mode)
         self.datapipe = as_pipe(datapipe)
         self.mode = mode
         self.length = length
         self.select = select
         self.concatenated = concatenated
+        self.max_member_bytes = max_member_bytes
         self.on_error = on_error
         self.max_errors = max_errors
 
@@ -197,8 +207,7 @@ class ZipArchiveLoader(IterDataPipe[tuple[str, StreamWrapper]]):
         max_errors: MaxErrors = BUDGET,
     ) -> None:
         check_policy(on_error, max_errors)
-        if max_member_bytes is not None and max_member_bytes < 0:
-            raise ValueError(f"max_member_bytes={max_member_bytes}: bytes, at least 0, or None for no limit")
+        _check_limit(max_member_bytes)
         self.datapipe = as_pipe(datapipe)
         self.length = length
         self.select = select

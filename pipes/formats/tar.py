@@ -21,6 +21,7 @@ not looked at, except inside a compression, whose own checksum stands at the ver
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any, NamedTuple, NoReturn
@@ -74,6 +75,7 @@ class TarReader:
         records: the `records` of that earlier reader (global pax headers reach over all that follows).
         select: whether a member of this name is wanted; the data of others are sought over, or read and dropped.
         concatenated: go on after an end mark with the next archive in the same stream.
+        max_member_bytes: the largest member that is read into memory, in bytes; None for no limit.
         on_skip: told the kind of each member that is not given.
 
     Attributes:
@@ -83,7 +85,8 @@ class TarReader:
 
     Raises:
         TruncatedError: the archive is empty or cut, after all complete members; says at which byte.
-        DataError: it is no tar archive, is damaged, or has sparse or multi-volume members.
+        DataError: it is no tar archive, is damaged, has sparse or multi-volume members, or a wanted one is larger than
+            `max_member_bytes`.
         ValueError: unknown `mode`.
     """
 
@@ -97,6 +100,7 @@ class TarReader:
         records: Mapping[str, str] | None = None,
         select: Callable[[str], bool] | None = None,
         concatenated: bool = False,
+        max_member_bytes: int | None = None,
         on_skip: Callable[[str], object] | None = None,
     ) -> None:
         self.name = name
@@ -109,6 +113,7 @@ class TarReader:
         self._select = select
         self._on_skip = on_skip
         self._concatenated = concatenated
+        self._limit = sys.maxsize if max_member_bytes is None else max_member_bytes
         self._seekable = "|" not in mode and bool(getattr(stream, "seekable", bool)())
         self._skipping = getattr(stream, "skip", None)
         # The window holds the archive's bytes from `_base` on; the next header begins at `_pos` in it, or beyond it.
@@ -123,7 +128,7 @@ class TarReader:
     def _walk(self) -> Iterator[TarMember]:
         self._open()
         new = tuple.__new__  # half the time of TarMember(...)
-        window, pos, choosy = self._window, self._pos, self._select is not None
+        window, pos, choosy, limit = self._window, self._pos, self._select is not None, self._limit
         while True:
             if pos + BLOCK > len(window):
                 self._pos = pos
@@ -137,7 +142,7 @@ class TarReader:
                 size = -1
             if (
                 kind == b"0"
-                and size >= 0
+                and 0 <= size <= limit
                 and prefixed == b"\0"
                 and not (choosy or self.records)
                 and adler32(header, 0) & 0xFFFF == expected_sum(raw_sum)
@@ -205,6 +210,11 @@ class TarReader:
                 size = self._size(records["size"].encode(), base=10)
             what = self._what(kind, name, records)
             if what == "file" and (self._select is None or self._select(name)):
+                if size > self._limit:
+                    raise DataError(
+                        f"{self.name}: {name!r} at byte {first} has {size} bytes, more than max_member_bytes="
+                        f"{self._limit}; raise that if the archive is to be trusted"
+                    )
                 return name, size, first
             what = "not selected" if what == "file" else what
             self.skipped[what] = self.skipped.get(what, 0) + 1

@@ -6,10 +6,10 @@ path up to the first dot of the base name are one sample, and what follows that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, count
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal
 
 from pipes.datapipe import IterDataPipe, functional_datapipe
 from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
@@ -20,6 +20,9 @@ from pipes.state import Anchors, Capture, Position, Ticks, damaged
 from pipes.utils import StreamWrapper
 
 __all__ = ["Sample", "WebDataset", "group_samples", "split_path"]
+
+Duplicates = Literal["refuse", "number"]
+OnBad = Callable[[Exception, str], Any] | None
 
 _ANCHOR_EVERY = 16
 _first = itemgetter(0)
@@ -92,6 +95,16 @@ class _Bad(dict[str, Any]):
 
     stand_in: Any = None
 
+    @classmethod
+    def of(cls, error: DataError, fields: dict[str, Any], on_bad: OnBad) -> _Bad:
+        """What stands for the fields of a bad sample, whose streams are closed; raises `error` without `on_bad`."""
+        if on_bad is None:
+            raise error
+        StreamWrapper.close_streams(fields)
+        bad = cls()
+        bad.stand_in = on_bad(error, fields["__key__"])
+        return bad
+
     def __setitem__(self, key: str, value: Any) -> None:
         StreamWrapper.close_streams(value)
 
@@ -99,7 +112,10 @@ class _Bad(dict[str, Any]):
 def group_samples(
     items: Iterable[tuple[str, Any]],
     on_skip: Callable[[str], object] | None = None,
-    on_bad: Callable[[Exception, str], Any] | None = None,
+    on_bad: OnBad = None,
+    *,
+    required: Sequence[str] = (),
+    duplicates: Duplicates = "refuse",
 ) -> Iterator[Any]:
     """Consecutive `(path, data)` as samples.
 
@@ -107,11 +123,12 @@ def group_samples(
     [{'__key__': 'a', 'jpg': b'1', 'cls': b'2'}, {'__key__': 'b', 'jpg': b'3'}]
 
     Paths without an extension belong to no sample; `on_skip(path)` is told of each. Values are passed on as they are.
-    `on_bad(error, key)` returns what to give instead of a bad sample, or None to go on without.
+    `on_bad(error, key)` returns what to give instead of a bad sample, or None to go on without. Bad is one that lacks a
+    `required` field or has one twice; `duplicates="number"` calls the second "2.jpg" instead, the third "3.jpg".
 
     Raises:
         AssertionError: a path is not a str.
-        DataError: a sample has a field twice, which is named.
+        DataError: a sample has a field twice, or lacks one; it is named.
     """
     current: str | None = None
     fields: dict[str, Any] = {}
@@ -127,22 +144,36 @@ def group_samples(
                 on_skip(path)
             continue
         if key != current:
+            if required and fields:
+                fields = _complete(fields, required, on_bad)
             if fields:
                 yield Sample(fields)
             elif type(fields) is _Bad and fields.stand_in is not None:
                 yield fields.stand_in
             current, fields = key, {"__key__": key}
         if field in fields:
-            error = DataError(f"sample {key!r} has the field {field!r} twice: {path!r} is the second")
-            if on_bad is None:
-                raise error
-            fields = _Bad()
-            fields.stand_in = on_bad(error, key)
+            if duplicates == "number":
+                field = next(name for n in count(2) if (name := f"{n}.{field}") not in fields)
+            else:
+                error = DataError(f"sample {key!r} has the field {field!r} twice: {path!r} is the second")
+                fields = _Bad.of(error, fields, on_bad)
         fields[field] = data
+    if required and fields:
+        fields = _complete(fields, required, on_bad)
     if fields:
         yield Sample(fields)
     elif type(fields) is _Bad and fields.stand_in is not None:
         yield fields.stand_in
+
+
+def _complete(fields: dict[str, Any], required: Sequence[str], on_bad: OnBad) -> dict[str, Any]:
+    """The fields, or what tells that some are missing."""
+    missing = [field for field in required if _plain(field) not in fields]
+    if not missing:
+        return fields
+    found = [field for field in fields if field != "__key__"]
+    error = DataError(f"sample {fields['__key__']!r} is incomplete: it has {found}, and lacks {missing}")
+    return _Bad.of(error, fields, on_bad)
 
 
 class _WebDatasetRun(Run):
@@ -178,7 +209,8 @@ class _WebDatasetRun(Run):
         self.held = 1
         taken = map(_first, zip(self.inputs[0], self.ticks, strict=False))
         members = chain(self.ahead, taken, self._end())
-        samples = group_samples(members, self._leave_out, None if self.tolerant is None else self._handle)
+        on_bad, pipe = None if self.tolerant is None else self._handle, self.pipe
+        samples = group_samples(members, self._leave_out, on_bad, required=pipe.required, duplicates=pipe.duplicates)
         if self.tolerant is not None:
             samples = map(_first, zip(samples, self.tolerant.ticks, strict=False))
         try:
@@ -223,17 +255,30 @@ class WebDataset(IterDataPipe[Sample]):
 
     A sample is a dict with the fields by name and the key under "__key__"; `sample[".jpg"]`, as torchdata spelled it,
     is `sample["jpg"]`. Values are passed on as they are: after `.load_from_tar()`, streams, which `.map(decode)` reads.
-    Names without an extension are left out and counted. `on_error="skip"` leaves out samples that have a field twice.
+    Names without an extension are left out and counted. A sample is bad that has a field twice, unless
+    `duplicates="number"` calls the second "2.jpg" and so on, or lacks one of the fields `required`, as ("jpg", "cls");
+    `on_error="skip"` leaves those out and counts them, up to `max_errors`.
 
-    Raises, while iterating, DataError for a field that comes twice in one sample, AssertionError for a path not a str.
+    Raises ValueError for another `duplicates`; while iterating, DataError for a bad sample, which is named,
+    AssertionError for a path that is not a str.
     """
 
     run_class = _WebDatasetRun
 
     def __init__(
-        self, datapipe: IterDataPipe[Any], *, on_error: OnError = "raise", max_errors: MaxErrors = BUDGET
+        self,
+        datapipe: IterDataPipe[Any],
+        *,
+        required: Sequence[str] = (),
+        duplicates: Literal["refuse", "number"] = "refuse",
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = BUDGET,
     ) -> None:
         check_policy(on_error, max_errors)
+        if duplicates not in ("refuse", "number"):
+            raise ValueError(f"duplicates={duplicates!r} is not one of 'refuse', 'number'")
         self.datapipe = as_pipe(datapipe)
+        self.required = [required] if isinstance(required, str) else list(required)
+        self.duplicates = duplicates
         self.on_error = on_error
         self.max_errors = max_errors

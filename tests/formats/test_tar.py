@@ -354,3 +354,14 @@ def test_a_member_is_a_tuple_with_its_offset() -> None:
         TarMember("a", b"12", 2, 0),
         TarMember("n" * 120, b"3", 1, 1024),
     ]
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_member_larger_than_allowed(pack: Callable[[bytes], bytes]) -> None:
+    data = pack(make_tar([("a", b"1" * 100), ("bomb", bytes(1 << 20)), ("c", b"3")]))
+    got: list[tuple[str, bytes]] = []
+    with pytest.raises(DataError, match="'bomb' at byte 1024 has 1048576 bytes, more than max_member_bytes=100"):
+        drain(TarReader(OneWay(data), "a.tar", max_member_bytes=100), got)
+    assert got == [("a", b"1" * 100)]
+    assert len(read(data, max_member_bytes=1 << 20)) == 3
+    assert [name for name, _ in read(data, max_member_bytes=100, select=lambda name: name != "bomb")] == ["a", "c"]

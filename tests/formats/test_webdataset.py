@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 from itertools import islice
 from typing import Any
@@ -17,6 +18,7 @@ from torch.utils.data import default_collate
 from pipes.errors import DataError, StateError
 from pipes.formats.webdataset import Sample, WebDataset, group_samples
 from pipes.iter import IterableWrapper
+from pipes.utils import StreamWrapper
 
 
 def test_dots_in_folders_do_not_split() -> None:
@@ -177,3 +179,41 @@ def test_damaged_states_are_refused() -> None:
         state["1:WebDataset"][field] = value
         with pytest.raises(StateError, match="damaged"):
             start(IterableWrapper(members(9)).then(WebDataset), state)
+
+
+def test_a_field_that_comes_again_is_numbered_by_choice() -> None:
+    members = [("a.jpg", 1), ("a.jpg", 2), ("a.2.jpg", 3), ("a.jpg", 4), ("b.jpg", 5)]
+    assert list(group_samples(members, duplicates="number")) == [
+        {"__key__": "a", "jpg": 1, "2.jpg": 2, "2.2.jpg": 3, "3.jpg": 4},
+        {"__key__": "b", "jpg": 5},
+    ]
+    check_stage(
+        lambda: IterableWrapper(members).webdataset(duplicates="number"),
+        [{"__key__": "a", "jpg": 1, "2.jpg": 2, "2.2.jpg": 3, "3.jpg": 4}, {"__key__": "b", "jpg": 5}],
+    )
+    with pytest.raises(ValueError, match="duplicates='suffix'"):
+        IterableWrapper(members).webdataset(duplicates="suffix")  # type: ignore[arg-type]
+
+
+def test_incomplete_samples_are_refused_or_left_out_and_counted() -> None:
+    data = [(f"d/{n}.{field}", io.BytesIO(b"x")) for n in range(9) for field in ("jpg", "cls")[: 1 + (n % 3 > 0)]]
+    data = [(path, StreamWrapper(stream)) for path, stream in data]
+    with pytest.raises(DataError, match=r"sample 'd/0' is incomplete: it has \['jpg'\], and lacks \['\.cls'\]"):
+        list(group_samples(data, required=("jpg", ".cls")))
+    pipe = IterableWrapper(data, deepcopy=False).webdataset(required=("jpg", "cls"), on_error="skip", max_errors=3)
+    run = start(pipe)
+    assert [sample["__key__"] for sample in run] == [f"d/{n}" for n in range(9) if n % 3]
+    counts = run.context.tallies.counts()["1:WebDataset"]
+    assert (counts.taken, counts.skipped) == (9, 3)
+    assert "lacks ['cls']" in counts.first
+    assert [stream.closed for path, stream in data if path.startswith(("d/0.", "d/1.", "d/3."))] == [
+        True, False, False, True,
+    ]  # fmt: skip
+    stood_in = IterableWrapper(data, deepcopy=False).webdataset(required=["cls"], on_error=lambda error, key: key)
+    assert [sample for sample in stood_in if isinstance(sample, str)] == ["d/0", "d/3", "d/6"]
+    assert list(group_samples([], required=["cls"])) == []
+
+
+def test_incomplete_samples_and_resume() -> None:
+    data = [(f"{n}.{field}", n) for n in range(20) for field in ("a", "b")[: 1 + (n % 4 > 0)]]
+    check_stage(lambda: IterableWrapper(data).webdataset(required=["b"], on_error="skip", max_errors=None))
