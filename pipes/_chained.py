@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pipes.error_policy import MaxErrors, OnError
     from pipes.formats.archives import TarArchiveLoader, ZipArchiveLoader
     from pipes.formats.lines import LineReader, StreamReader
+    from pipes.formats.npy_files import NpyLoader
     from pipes.formats.parquet_files import ParquetDataFrameLoader, ParquetLoader, ParquetRowGroupLister
     from pipes.formats.tables import CSVDictParser, CSVParser, JsonLinesParser, JsonParser
     from pipes.formats.webdataset import WebDataset
@@ -189,6 +190,18 @@ class ChainedIter(Generic[T_co]):
     ) -> ZipArchiveLoader:
         """Give every regular file of each zip archive as `(archive path/member name, stream)`, by their place in
         it."""
+        raise NotImplementedError
+
+    def load_npy(
+        self,
+        *,
+        rows: bool = False,
+        mmap: bool = False,
+        return_path: bool = False,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+    ) -> NpyLoader:
+        """Give the arrays of numpy's `.npy` and `.npz` files; nothing in them can run code."""
         raise NotImplementedError
 
     def load_parquet(

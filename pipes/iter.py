@@ -3,6 +3,7 @@
 from pipes.datapipe import DataChunk, IterDataPipe, functional_datapipe
 from pipes.formats.archives import TarArchiveLoader, ZipArchiveLoader
 from pipes.formats.lines import LineReader, StreamReader
+from pipes.formats.npy_files import NpyLoader
 from pipes.formats.parquet_files import ParquetDataFrameLoader, ParquetLoader, ParquetRowGroupLister
 from pipes.formats.tables import CSVDictParser, CSVParser, JsonLinesParser, JsonParser
 from pipes.formats.webdataset import WebDataset
@@ -45,6 +46,7 @@ __all__ = [
     "MapToIterConverter",
     "Mapper",
     "Multiplexer",
+    "NpyLoader",
     "ParquetDataFrameLoader",
     "ParquetLoader",
     "ParquetRowGroupLister",

@@ -44,6 +44,8 @@ class Places:
             (folder / f"{number}.csv").write_text("a,b\n" + "".join(f"{line},x\n" for line in lines))
             (folder / f"{number}.jsonl").write_text("".join(json.dumps({"a": line}) + "\n" for line in lines))
             (folder / f"{number}.json").write_text(json.dumps({"a": lines}))
+            np.save(folder / f"{number}.npy", lines)
+            np.savez(folder / f"{number}.npz", a=lines)
             table = pa.table({"a": lines, "b": range(4)})
             pq.write_table(table, folder / f"{number}.parquet", row_group_size=3)
             packed = make_tar([(f"{number}{place}.{end}", line.encode()) for place, line in enumerate(lines)
@@ -122,6 +124,9 @@ CASES: dict[str, Case] = {
     "iter.Mapper": lambda at: texts().map(lambda text: text + "x"),
     "iter.Mapper with rng": lambda at: texts().map(draw, rng=True).shuffle(4),
     "iter.Multiplexer": lambda at: texts(7).shuffle(3).mux(texts(5)),
+    "iter.NpyLoader": lambda at: at.files("*.npy").load_npy().map(lambda array: array.tolist()),
+    "iter.NpyLoader of archives": lambda at: at.files("*.npz").load_npy().map(lambda sample: sample["a"].tolist()),
+    "iter.NpyLoader of rows": lambda at: at.files("*.npy").load_npy(rows=True, mmap=True).map(str),
     "iter.ParquetDataFrameLoader": lambda at: (
         FileLister(at.folder, "*.parquet").load_parquet_as_df().map(lambda table: table.to_pydict())
     ),

@@ -9,6 +9,8 @@ MODULES = (
     "extracting",
     "jsonl",
     "lines",
+    "npy",
+    "npy_files",
     "parquet",
     "parquet_files",
     "records",
