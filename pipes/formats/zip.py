@@ -120,7 +120,8 @@ class ZipReader:
         if not size:
             raise self._empty()
         try:
-            with zipfile.ZipFile(seekable) as archive:
+            file: Any = _ForZipfile(seekable)
+            with zipfile.ZipFile(file) as archive:
                 comment = len(archive.comment)
                 seekable.seek(size - 22 - comment)
                 tail = seekable.read(22)
@@ -273,6 +274,21 @@ class ZipReader:
         raise TruncatedError(
             f"{self.name}: the archive was cut at byte {at}: {what}. Fetch or write it again"
         ) from cause
+
+
+class _ForZipfile:
+    """A file whose seeks to before its beginning raise OSError, as zipfile expects, and not ValueError."""
+
+    def __init__(self, inner: Any) -> None:
+        self.tell, self.read, self._seek = inner.tell, inner.read, inner.seek
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        try:
+            return int(self._seek(offset, whence))
+        except PipesError:
+            raise
+        except ValueError as error:
+            raise OSError(errno.EINVAL, str(error)) from error
 
 
 def _shown(name: str) -> str:

@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import tarfile
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -365,3 +366,31 @@ def test_a_member_larger_than_allowed(pack: Callable[[bytes], bytes]) -> None:
     assert got == [("a", b"1" * 100)]
     assert len(read(data, max_member_bytes=1 << 20)) == 3
     assert [name for name, _ in read(data, max_member_bytes=100, select=lambda name: name != "bomb")] == ["a", "c"]
+
+
+def test_memory_does_not_grow_with_the_number_of_members() -> None:
+    block = make_tar([(f"{number:03d}.txt", b"0123456789") for number in range(100)])[: 100 * 1024]
+
+    class Endless:
+        left = 300
+
+        def read(self, size: int) -> bytes:
+            if self.left == 0:
+                return b""
+            self.left -= 1
+            return block if self.left else END
+
+    tracemalloc.start()
+    try:
+        reader = iter(TarReader(Endless(), "a.tar"))
+        for _ in range(1000):
+            next(reader)
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        count = sum(1 for _ in reader)
+        after, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert count == 299 * 100 - 1000
+    assert after - before < 1 << 18
+    assert peak - before < 1 << 21
