@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pipes.stages.joining import Concater, Multiplexer
     from pipes.stages.keyed import MapBatcher, MapConcater, MapMapper, MapShuffler, MapZipper
     from pipes.stages.mapping import Mapper
+    from pipes.stages.moving import DeviceMover, PinMemory
     from pipes.stages.selecting import Cycler, Enumerator, Header, Skipper
     from pipes.stages.sharding import ShardingFilter
     from pipes.stages.shuffling import Shuffler
@@ -318,6 +319,10 @@ class ChainedIter(Generic[T_co]):
         """Give the value of each line of JSON-lines texts; empty lines are passed over."""
         raise NotImplementedError
 
+    def pin_memory(self, device: Any = None, pin_memory_fn: Callable[[Any, Any], Any] | None = None) -> PinMemory[T_co]:
+        """Give each batch in page-locked memory, from which the user's own copies to an accelerator are fast."""
+        raise NotImplementedError
+
     def read_from_stream(
         self, chunk: int | None = None, *, on_error: OnError = "raise", max_errors: MaxErrors = 0.1
     ) -> StreamReader:
@@ -357,6 +362,19 @@ class ChainedIter(Generic[T_co]):
 
     def skip(self, count: int) -> Skipper[T_co]:
         """Leave out the first `count` elements."""
+        raise NotImplementedError
+
+    def to_device(
+        self,
+        device: Any,
+        memory: str = "auto",
+        prefetch: int = 2,
+        *,
+        on_device: Callable[[Any], Any] | None = None,
+        arrays: bool = False,
+    ) -> DeviceMover[T_co]:
+        """Give each batch with its tensors on a device, copied from page-locked memory ahead of the loop that uses
+        it."""
         raise NotImplementedError
 
     def unbatch(self, unbatch_level: int = 1) -> UnBatcher:

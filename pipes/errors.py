@@ -10,6 +10,7 @@
     ├── DataError(ValueError)             bytes that are not what the format says; names file and offset
     │   ├── TruncatedError(EOFError)      the data ends too early, also: an empty archive
     │   └── ChangedDataError              an object was replaced between list, open and read
+    ├── DeviceError(RuntimeError)         no such device, or a batch cannot be moved there; names the place in the batch
     ├── StoreError(OSError)               an object store refused or failed
     │   ├── StoreNotFoundError(FileNotFoundError)
     │   ├── StorePermissionError(PermissionError)
@@ -36,6 +37,7 @@ __all__ = [
     "ChannelClosed",
     "ConfigError",
     "DataError",
+    "DeviceError",
     "ErrorBudgetExceeded",
     "GraphError",
     "PipesError",
@@ -119,6 +121,10 @@ class StaleIteratorError(PipesError, RuntimeError):
 
 class ErrorBudgetExceeded(PipesError, RuntimeError):
     """More elements were skipped than the stage's error budget allows."""
+
+
+class DeviceError(PipesError, RuntimeError):
+    """There is no such device or memory, or a batch cannot be moved to it."""
 
 
 class DataError(PipesError, ValueError):

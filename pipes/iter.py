@@ -16,6 +16,7 @@ from pipes.stages.filtering import Filter
 from pipes.stages.flattening import FlatMapper
 from pipes.stages.joining import Concater, Multiplexer, Zipper
 from pipes.stages.mapping import Mapper
+from pipes.stages.moving import DeviceMover, PinMemory
 from pipes.stages.selecting import Cycler, Enumerator, Header, Skipper
 from pipes.stages.sharding import ShardingFilter
 from pipes.stages.shuffling import Shuffler
@@ -31,6 +32,7 @@ __all__ = [
     "Cycler",
     "DataChunk",
     "Demultiplexer",
+    "DeviceMover",
     "Enumerator",
     "FileLister",
     "FileOpener",
@@ -50,6 +52,7 @@ __all__ = [
     "ParquetDataFrameLoader",
     "ParquetLoader",
     "ParquetRowGroupLister",
+    "PinMemory",
     "S3FileLister",
     "S3FileLoader",
     "ShardingFilter",

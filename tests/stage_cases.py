@@ -104,6 +104,7 @@ CASES: dict[str, Case] = {
     "iter.Concater": lambda at: texts(4).concat(texts(0), texts(5).shuffle(3)),
     "iter.Cycler": lambda at: texts(4).shuffle(3).cycle(3),
     "iter.Demultiplexer": _demuxed,
+    "iter.DeviceMover": lambda at: texts().to_device("cpu"),
     "iter.Enumerator": lambda at: texts().enumerate(3),
     "iter.FileLister": lambda at: FileLister(at.folder, "*.csv").map(lambda path: path + PAYLOAD),
     "iter.FileLister of a pipe": lambda at: (
@@ -138,6 +139,7 @@ CASES: dict[str, Case] = {
     "iter.ParquetRowGroupLister": lambda at: (
         FileLister(at.folder, "*.parquet").list_parquet_row_groups().map(lambda unit: [*unit, PAYLOAD])
     ),
+    "iter.PinMemory": lambda at: texts().shuffle(3).pin_memory(pin_memory_fn=lambda batch, device: batch + "x"),
     "iter.S3FileLister": lambda at: S3FileLister("s3://cases/in/", endpoint_url=at.s3).map(lambda url: url + PAYLOAD),
     "iter.S3FileLoader": lambda at: (
         S3FileLister("s3://cases/in/", endpoint_url=at.s3).shuffle(3).load_files_by_s3(endpoint_url=at.s3).map(read)

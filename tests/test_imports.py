@@ -16,7 +16,7 @@ FILES = sorted(path for path in ROOT.rglob("*.py") if "_startup" not in path.par
 # Each may import those of its own layer and of the layers before it.
 LAYERS = [
     {"errors"},
-    {"node", "seeds", "state", "utils", "shard_points", "changes", "error_policy", "tallies"},
+    {"node", "seeds", "state", "utils", "shard_points", "changes", "error_policy", "tallies", "devices", "moving"},
     {"tree", "run"},
     {"context"},
     {"shares"},

@@ -24,10 +24,12 @@ import logging
 import pickle
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from pipes.datapipe import IterDataPipe
+from pipes.devices import Device
 from pipes.error_policy import StageCounts, check_budget, summed
 from pipes.errors import ChannelClosed, ErrorBudgetExceeded, WorkerDiedError
 from pipes.loader2 import channel as channels
@@ -36,13 +38,15 @@ from pipes.loader2.dealing import Dealer, Exhausted, positions_of
 from pipes.loader2.delivery import AsReady, Delivery, InOrder
 from pipes.loader2.forwarding import replay_log, replay_warning
 from pipes.loader2.interrupts import held
+from pipes.loader2.iterator import MOST_AHEAD, NOTHING
 from pipes.loader2.messages import BATCH_HEAD, CREDIT_HEAD, EVENT_HEAD, FATAL, Kind
-from pipes.loader2.progress import Progress
+from pipes.loader2.progress import Progress, Reached
 from pipes.loader2.recovery import Death, give_up_on
 from pipes.loader2.remote_error import unpack_error
 from pipes.loader2.settings import Settings
 from pipes.loader2.sharing import Sharing, with_listings
 from pipes.loader2.shipping import ship
+from pipes.loader2.shutdown import see_off, wake_reader
 from pipes.loader2.slot import Counts, Slot
 from pipes.loader2.streams import Plan, StreamState
 
@@ -50,13 +54,13 @@ _logger = logging.getLogger("pipes.loader2")
 
 __all__ = ["Engine"]
 
-_GRACE = 2.0
-
 
 class Engine:
     """Runs one graph in worker processes, epoch after epoch."""
 
-    def __init__(self, graph: IterDataPipe[Any], settings: Settings, workers: int) -> None:
+    def __init__(
+        self, graph: IterDataPipe[Any], settings: Settings, workers: int, device: Device | None = None
+    ) -> None:
         self._graph, self._settings = graph, settings
         self._shared = Sharing(graph)
         self._iteration = 0
@@ -66,12 +70,14 @@ class Engine:
         self._dealer: Dealer | None = None
         self._deal_errors: dict[int, Exception] = {}
         self._told_of_copies = False
+        # What was known of their streams before the newest outputs: `states` can leave these out.
+        self._newest: deque[tuple[int, Reached | None]] = deque(maxlen=MOST_AHEAD)
         self._closed = False
         # The thread that is inside `next`.
         self._reader: int | None = None
         self.drew_above: str | None = None
         self._budget = max(1, settings.max_bytes_in_flight // workers)
-        self._workers = [Slot(number, workers) for number in range(workers)]
+        self._workers = [Slot(number, workers, device) for number in range(workers)]
         try:
             for worker in self._workers:
                 self._start(worker)
@@ -97,6 +103,7 @@ class Engine:
     def begin(self, plan: Plan, states: dict[int, StreamState], dealer: Dealer | None) -> None:
         """Begin an epoch: run the streams `states`, by number, each from its state; drops the epoch before."""
         self._iteration += 1
+        self._newest.clear()
         self._plan = with_listings(plan, self._shared.listings)
         self._end_dealing()
         self._dealer = dealer
@@ -129,20 +136,31 @@ class Engine:
 
     def next(self) -> Any:
         """Return the next output; raises StopIteration at the end, and what the streams raise."""
+        return self._read(wait=True)
+
+    def next_ready(self) -> Any:
+        """Return the next output if it has arrived, else NOTHING; raises what `next` raises."""
+        return self._read(wait=False)
+
+    def _read(self, wait: bool) -> Any:
         self._reader = threading.get_ident()
         try:
             self._check_open()
-            return self._next()
+            return self._next(wait)
         finally:
             self._reader = None
 
-    def _next(self) -> Any:
+    def _next(self, wait: bool) -> Any:
         while True:
             awaited = self._delivery.awaited()
             if not awaited:
                 check_budget(self.stage_counts(), ended=True)
                 raise StopIteration
-            worker = _first_with_something(awaited) or self._wait_for(awaited)
+            worker = (
+                _first_with_something(awaited) or self._look_for(awaited) or (self._wait_for(awaited) if wait else None)
+            )
+            if worker is None:
+                return NOTHING
             kind, stream, generation, content, snapshot = worker.inbox.popleft()
             progress = self._streams[stream]
             if kind == Kind.BATCH:
@@ -183,6 +201,7 @@ class Engine:
                 self._settings.max_held,
             )
         worker.batches += 1
+        self._newest.append((progress.stream, progress.given_snapshot))
         progress.given += 1
         if snapshot:
             progress.given_snapshot = pickle.loads(snapshot)
@@ -191,12 +210,15 @@ class Engine:
         worker.channel.post(Kind.CREDIT, [CREDIT_HEAD.pack(1, own), worker.receiver.returned()])
         return output
 
-    def _wait_for(self, awaited: Sequence[Slot]) -> Slot:
-        """Take in what arrives until something of one of the workers `awaited` is there; return that worker."""
+    def _look_for(self, awaited: Sequence[Slot]) -> Slot | None:
+        """Take in what has arrived of the workers `awaited`; return one that gave something."""
         for worker in awaited:
             self._take_in(worker)
-        if (found := _first_with_something(awaited)) is not None:
-            return found
+        return _first_with_something(awaited)
+
+    def _wait_for(self, awaited: Sequence[Slot]) -> Slot:
+        """Take in what arrives until something of one of the workers `awaited` is there; return that worker."""
+        found: Slot | None = None
         for worker in awaited:
             # Now, not with the next output: two slabs filled in turn stay in the worker's cache better than three.
             self._give_back(worker)
@@ -335,10 +357,16 @@ class Engine:
         for worker in self._workers:
             worker.channel.post(Kind.RESUME)
 
-    def states(self) -> dict[int, StreamState]:
-        """Return where each stream stands, by its number."""
+    def states(self, without: int = 0) -> dict[int, StreamState]:
+        """Return where each stream stands, by its number, or stood before the newest `without` outputs."""
         assert self._plan is not None
-        return {stream: progress.state(self._graph, self._plan) for stream, progress in self._streams.items()}
+        earlier: dict[int, tuple[int, Reached | None]] = {}
+        for stream, snapshot in [*self._newest][len(self._newest) - without :][::-1]:
+            earlier[stream] = (earlier.get(stream, (0, None))[0] + 1, snapshot)
+        return {
+            stream: progress.state(self._graph, self._plan, before=earlier.get(stream))
+            for stream, progress in self._streams.items()
+        }
 
     def _end_dealing(self) -> None:
         if self._dealer is not None:
@@ -354,37 +382,14 @@ class Engine:
             self._closed = True
             started = [worker for worker in self._workers if worker.runs]
             if self._reader not in (None, threading.get_ident()):
-                self._interrupt(started)
-            for worker in started:
-                worker.channel.post(Kind.STOP)
-            deadline = time.monotonic() + _GRACE
-            for worker in started:
-                self._see_off(worker, deadline)
+                wake_reader(started, lambda: self._reader is None)
+            see_off(started)
             for worker in self._workers:
                 worker.discard()
                 worker.inbox.clear()
             self._shared.close()
         # It may run code of the user's generator, which Ctrl-C must be able to end.
         self._end_dealing()
-
-    def _see_off(self, worker: Slot, deadline: float) -> None:
-        """Let a worker that was told to stop end by itself until `deadline`."""
-        # Reading on lets a worker that is sending reach its next look at the channel.
-        while worker.process.is_alive() and time.monotonic() < deadline:
-            channels.wait([worker.channel], [worker.process.sentinel], timeout=max(0.0, deadline - time.monotonic()))
-            try:
-                for message in worker.channel.feed():
-                    channels.close_descriptors(message.fds)
-            except (ChannelClosed, OSError):
-                worker.process.join(max(0.0, deadline - time.monotonic()))
-
-    def _interrupt(self, workers: list[Slot]) -> None:
-        """Make another thread leave `next`: the ends of its workers wake it."""
-        for worker in workers:
-            worker.process.kill()
-        deadline = time.monotonic() + _GRACE
-        while self._reader is not None and time.monotonic() < deadline:
-            time.sleep(0.001)
 
 
 def _first_with_something(workers: Sequence[Slot]) -> Slot | None:

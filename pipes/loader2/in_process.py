@@ -13,6 +13,7 @@ from pipes.datapipe import IterDataPipe
 from pipes.error_policy import StageCounts, check_budget, summed
 from pipes.errors import ErrorBudgetExceeded, add_note
 from pipes.loader2.dealing import Dealer, DealtSource
+from pipes.loader2.iterator import NOTHING
 from pipes.loader2.merge import RoundRobin
 from pipes.loader2.random import seeds_of
 from pipes.loader2.sharing import list_once, with_listings
@@ -39,6 +40,8 @@ class InProcessEngine:
         self._dealer: Dealer | None = None
         self.drew_above: str | None = None
         self.batches = 0
+        # The stream that gave the newest output.
+        self._newest = -1
         self.counts: list[Counts] = []
         self._counted: dict[int, Mapping[str, StageCounts]] = {}
 
@@ -93,6 +96,7 @@ class InProcessEngine:
                 stream.fail()
                 raise
             turns.advance()
+            self._newest = number
             self.drew_above = self.drew_above or stream.drew_above
             self.batches += 1
             return output
@@ -129,17 +133,22 @@ class InProcessEngine:
         self._dealer.release(stream, number + 1)
         return element
 
-    def states(self) -> dict[int, StreamState]:
-        """Return where each stream stands, by its number."""
+    def next_ready(self) -> Any:
+        """Return NOTHING: what is made in this process is made when it is asked for."""
+        return NOTHING
+
+    def states(self, without: int = 0) -> dict[int, StreamState]:
+        """Return where each stream stands, by its number, or stood before the newest output."""
         states = dict(self._states)
         for number, stream in self._streams.items():
             counts = self._counted.get(number, {})
-            if stream.ended:
+            less = without if number == self._newest else 0
+            if stream.ended and not less:
                 states[number] = StreamState(given=stream.given, ended=True, counts=counts)
             else:
-                at, captures = stream.snapshot()
+                at, captures = stream.before_newest if less else stream.snapshot()
                 table = describe(self._graph, self._plan, number, captures)
-                states[number] = StreamState(table, at, stream.given, counts=counts)
+                states[number] = StreamState(table, at, stream.given - less, counts=counts)
         return states
 
     def pause(self) -> None:
@@ -203,9 +212,13 @@ class ServiceEngine:
         self.batches += 1
         return output
 
-    def states(self) -> dict[int, StreamState]:
-        """Return where each stream stands, by its number."""
-        return {} if self._engine is None else self._engine.states()
+    def next_ready(self) -> Any:
+        """Return NOTHING, as InProcessEngine."""
+        return NOTHING
+
+    def states(self, without: int = 0) -> dict[int, StreamState]:
+        """Return where each stream stands, by its number, or stood before the newest output."""
+        return {} if self._engine is None else self._engine.states(without)
 
     def pause(self) -> None:
         """Call the service's own hook, when it has one."""

@@ -11,11 +11,13 @@ from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
 from pipes.datapipe import IterDataPipe, MapDataPipe, no_length
+from pipes.devices import Memory
 from pipes.error_policy import stats_of
 from pipes.errors import StateError
 from pipes.graph import clone
 from pipes.loader2.checkpoint import Checkpoint, check_tables, read_state
 from pipes.loader2.dealing import Dealer, check_read_once, cut
+from pipes.loader2.feeder import Feeder, take_off
 from pipes.loader2.in_process import ServiceEngine
 from pipes.loader2.iterator import DataLoader2Iterator, Runner
 from pipes.loader2.reading_service import InProcessReadingService, MultiProcessingReadingService
@@ -37,8 +39,12 @@ class DataLoader2(Generic[T]):
     The graph is copied, so later changes to the pipes do not reach the loader; functions and data are shared. The order
     depends on the seed, the epoch and `num_streams` alone (default: workers times ranks, at least 1), not on how many
     workers run the streams. A graph without `sharding_filter` is split after its source; `sharding="replicate"` gives
-    every stream all elements instead. Raises TypeError for what is no pipe, UnpicklableStageError when the graph cannot
-    travel to the workers.
+    every stream all elements instead.
+
+    With `device`, batches come with their tensors there, copied ahead by way of page-locked memory; `memory="pinned"`
+    without a device gives them in page-locked memory, for copies of your own. See `.to_device`. Raises TypeError for
+    what is no pipe, UnpicklableStageError when the graph cannot travel to the workers, DeviceError for a device that is
+    not there.
 
     >>> from pipes.iter import IterableWrapper
     >>> loader = DataLoader2(IterableWrapper(range(6)).shuffle().batch(2))
@@ -60,6 +66,8 @@ class DataLoader2(Generic[T]):
         *,
         num_streams: int | None = None,
         sharding: str = "auto",
+        device: Any = None,
+        memory: Memory = "auto",
     ) -> None:
         self._closed = True
         if not isinstance(datapipe, IterDataPipe | MapDataPipe):
@@ -84,13 +92,15 @@ class DataLoader2(Generic[T]):
         self._replicate = sharding == "replicate"
         self._graph: IterDataPipe[Any]
         self._dealt: IterDataPipe[Any] | None
+        workers = getattr(self.reading_service, "num_workers", 0)
+        graph, self._feeding = take_off(graph, device, memory, has_workers=workers > 0)
         self._graph, self._dealt = (graph, None) if self._replicate else cut(graph)
         self._by_level = splits_by_level(self._graph)
         if hasattr(self.reading_service, "check"):
             self.reading_service.check(self._graph)
         self._explicit_streams = num_streams
         self._rank, self._world = _rank()
-        self.num_streams = num_streams or max(1, getattr(self.reading_service, "num_workers", 0)) * self._world
+        self.num_streams = num_streams or max(1, workers) * self._world
         if self.num_streams < 1 or self.num_streams % self._world:
             raise ValueError(
                 f"num_streams must be a positive multiple of the world size {self._world}, not {num_streams}"
@@ -150,9 +160,12 @@ class DataLoader2(Generic[T]):
         service = self.reading_service
         runner: Runner
         if isinstance(service, InProcessReadingService | MultiProcessingReadingService):
-            runner = service.start(self._graph, self.num_streams // self._world)
+            on = None if self._feeding is None else self._feeding.device
+            runner = service.start(self._graph, self.num_streams // self._world, on)
         else:
             runner = ServiceEngine(service, self._graph)
+        if self._feeding is not None:
+            runner = Feeder(runner, self._feeding)
         self._runner = runner
         self._finalizer = weakref.finalize(self, _end, runner.close)
         # At exit before the forkserver ends, whose workers would seem to die; finalizers have no such order.
@@ -259,7 +272,8 @@ class DataLoader2(Generic[T]):
         `batches` are outputs given, `bytes` what they held in memory, `copied_batches` those copied because many were
         kept, `restarts` workers started again after a death, `seconds_waited` the time in which `next` waited for an
         output that was not there. `workers` has the process ids, and `per_worker` the same counts of each worker, with
-        the time waited for it; a batch made in this process is in the totals alone.
+        the time waited for it; a batch made in this process is in the totals alone. `device` is where batches come
+        ("cpu" without one) and `memory` the kind of memory that they come from.
 
         `errors` and `left_out` are those of the epoch that runs or ran last, a resumed one from its start, by stage:
         what `on_error` skipped and replaced of the elements taken, with the first and the last error; and what is left
@@ -279,6 +293,7 @@ class DataLoader2(Generic[T]):
             "restarts": sum(count.restarts for count in counts),
             "workers": [count.pid for count in counts],
             "per_worker": [asdict(count) for count in counts],
+            **self._place(),
             **stats_of({} if self._runner is None else self._runner.stage_counts()),
         }
 
@@ -314,8 +329,15 @@ class DataLoader2(Generic[T]):
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
+    def _place(self) -> dict[str, str]:
+        device = None if self._feeding is None else self._feeding.device
+        if device is None:
+            return {"device": "cpu", "memory": "pageable"}
+        return {"device": "cpu" if device.name == "host" else device.name, "memory": device.memory}
+
     def __repr__(self) -> str:
-        return f"DataLoader2(num_streams={self.num_streams}, epoch={self._epoch})\n{self.datapipe!r}"
+        place = "" if self._feeding is None else "".join(f", {name}={value}" for name, value in self._place().items())
+        return f"DataLoader2(num_streams={self.num_streams}, epoch={self._epoch}{place})\n{self.datapipe!r}"
 
 
 def _end(close: Callable[[], None]) -> None:

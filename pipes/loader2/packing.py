@@ -24,9 +24,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from pipes.devices import Device
 from pipes.loader2.channel import Bytes, close_descriptors
 from pipes.loader2.leaves import INTEGERS, LARGE, Content, Leaf, collect, rebuild
-from pipes.loader2.segments import MapHook, Window
+from pipes.loader2.segments import Window
 from pipes.loader2.slabs import ALIGNMENT, Loans, Slab, SlabPool
 
 __all__ = ["Packed", "Parcel", "Receiver", "pack"]
@@ -237,15 +238,15 @@ class Receiver:
     """The main process's side of one worker: turns its messages into batches and counts what is held.
 
     `max_held` slabs may be held by unpacked batches before further ones are copied (0 copies every batch).
-    `on_map(address, nbytes)` and `on_unmap` are called when a slab is mapped and just before it is unmapped.
+    `device` page-locks the slabs.
     """
 
-    def __init__(self, max_held: int, *, on_map: MapHook | None = None, on_unmap: MapHook | None = None) -> None:
+    def __init__(self, max_held: int, device: Device | None = None) -> None:
         self.max_held = max_held
         self.batches = 0
         self.copied_batches = 0
         self.nbytes = 0
-        self.loans = Loans(on_map=on_map, on_unmap=on_unmap)
+        self.loans = Loans(device)
 
     @property
     def held(self) -> int:

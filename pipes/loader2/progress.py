@@ -48,11 +48,24 @@ class Progress:
         self.counts = counts
         return errors < sum(each.errors for each in counts.values())
 
-    def state(self, graph: IterDataPipe[Any], plan: Plan, *, arrived: bool = False) -> StreamState:
-        """Return where the stream stands for the user, or for a new worker that goes on after what has arrived."""
+    def state(
+        self,
+        graph: IterDataPipe[Any],
+        plan: Plan,
+        *,
+        arrived: bool = False,
+        before: tuple[int, Reached | None] | None = None,
+    ) -> StreamState:
+        """Return where the stream stands for the user, or for a new worker that goes on after what has arrived.
+
+        `before` is how many of the newest outputs do not count as given, and the snapshot that was the newest then.
+        """
         snapshot = self.arrived_snapshot if arrived else self.given_snapshot
         given = self.arrived if arrived else self.given
-        if self.ended or (arrived and self.all_arrived):
+        ended = self.ended
+        if before is not None:
+            given, snapshot, ended = given - before[0], before[1], False
+        if ended or (arrived and self.all_arrived):
             return StreamState(given=given, ended=True, counts=self.counts)
         if snapshot is None:
             return replace(self.base.after(given), counts=self.counts)

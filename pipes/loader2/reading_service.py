@@ -9,6 +9,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, get_args
 
 from pipes.datapipe import IterDataPipe
+from pipes.devices import Device
 from pipes.errors import GraphError, UnpicklableStageError
 from pipes.loader2.dealing import DealtSource
 from pipes.loader2.engine import Engine
@@ -94,7 +95,7 @@ class InProcessReadingService:
     def check(self, graph: IterDataPipe[Any]) -> None:
         """Nothing has to travel."""
 
-    def start(self, graph: IterDataPipe[Any], streams: int) -> InProcessEngine:
+    def start(self, graph: IterDataPipe[Any], streams: int, device: Device | None = None) -> InProcessEngine:
         """Return the engine that runs the graph."""
         return InProcessEngine(graph, self.init_fn, self.reset_fn)
 
@@ -218,9 +219,9 @@ class MultiProcessingReadingService:
         if self.num_workers and self._settings.method == "forkserver":
             start_forkserver()
 
-    def start(self, graph: IterDataPipe[Any], streams: int) -> Engine | InProcessEngine:
-        """Return the engine that runs the graph in at most `streams` workers."""
+    def start(self, graph: IterDataPipe[Any], streams: int, device: Device | None = None) -> Engine | InProcessEngine:
+        """Return the engine that runs the graph in at most `streams` workers; `device` page-locks their memory."""
         settings = self._settings
         if self.num_workers == 0:
             return InProcessEngine(graph, settings.init_fn, settings.reset_fn)
-        return Engine(graph, settings, min(self.num_workers, streams))
+        return Engine(graph, settings, min(self.num_workers, streams), device)

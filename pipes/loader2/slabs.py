@@ -25,9 +25,11 @@ import time
 import weakref
 from array import array
 from collections import deque
+from collections.abc import Callable
 
+from pipes.devices import Device, Mark
 from pipes.loader2 import fault_points
-from pipes.loader2.segments import MapHook, Owner, Window, create_segment, map_segment, view_bytes
+from pipes.loader2.segments import Owner, Window, create_segment, map_segment, view_bytes
 
 __all__ = ["ALIGNMENT", "Loans", "Slab", "SlabPool", "size_class"]
 
@@ -228,7 +230,8 @@ class SlabPool:
 class Loans:
     """The main process's side of one worker's slabs: mappings, live loans, and those to be returned.
 
-    `on_map(address, nbytes)` is called for each new mapping and `on_unmap` just before it ends (page-locking).
+    `device`, if any, page-locks each mapping, and says what copies of the user's own may still read a loan that ended;
+    it is returned when they are done.
 
     >>> pool, loans = SlabPool(), Loans()
     >>> slab = pool.open(4096)
@@ -248,11 +251,11 @@ class Loans:
     >>> pool.close()
     """
 
-    def __init__(self, *, on_map: MapHook | None = None, on_unmap: MapHook | None = None) -> None:
-        self._on_map = on_map
-        self._on_unmap = on_unmap
+    def __init__(self, device: Device | None = None) -> None:
+        self._device = device
         self._mapped: dict[int, Owner] = {}
-        self._ended: deque[int] = deque()
+        # (loan, mark of what may still read it)
+        self._ended: deque[tuple[int, Mark | None]] = deque()
         self._held: set[int] = set()
 
     @property
@@ -268,17 +271,18 @@ class Loans:
     def map(self, slab: int, size: int, fd: int) -> None:
         """Map the slab whose number is `slab`; closes `fd` on every path."""
         try:
-            owner = map_segment(fd, size, self._on_unmap)
+            owner = map_segment(fd, size, None if self._device is None else self._device.page_unlock)
         finally:
             os.close(fd)
-        if self._on_map is not None:
-            self._on_map(ctypes.addressof(owner), size)
+        if self._device is not None:
+            self._device.page_lock(ctypes.addressof(owner), size)
         self._mapped[slab] = owner
 
     def borrow(self, slab: int, loan: int, nbytes: int) -> Window:
         """The first `nbytes` of a slab; the loan ends with the last view of what this returns."""
         window = view_bytes(self._mapped[slab], nbytes)
-        weakref.finalize(window, _end_loan, self._held, self._ended, loan, os.getpid()).atexit = False
+        used = None if self._device is None else self._device.used
+        weakref.finalize(window, _end_loan, self._held, self._ended, loan, os.getpid(), used).atexit = False
         return window
 
     def hold(self, loan: int) -> None:
@@ -290,7 +294,10 @@ class Loans:
         numbers = array("Q")
         # Finalizers run in any thread and at any moment, so only single deque operations are safe.
         while self._ended:
-            numbers.append(self._ended.popleft())
+            mark = self._ended[0][1]
+            if mark is not None and not mark.query():
+                break
+            numbers.append(self._ended.popleft()[0])
         return numbers.tobytes()
 
     def forget(self, slabs: list[int]) -> None:
@@ -298,8 +305,19 @@ class Loans:
         for slab in slabs:
             self._mapped.pop(slab, None)
 
+    def close(self) -> None:
+        """Drop all mappings; each ends with its last view."""
+        self._mapped.clear()
 
-def _end_loan(held: set[int], ended: deque[int], loan: int, pid: int) -> None:
+
+def _end_loan(
+    held: set[int],
+    ended: deque[tuple[int, Mark | None]],
+    loan: int,
+    pid: int,
+    used: Callable[[], Mark | None] | None,
+) -> None:
     if os.getpid() == pid:
         held.discard(loan)
-        ended.append(loan)
+        # Where this raises, the device has failed, and the slab is not filled again.
+        ended.append((loan, None if used is None else used()))

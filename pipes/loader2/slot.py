@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from pipes.devices import Device
 from pipes.loader2.channel import Channel
 from pipes.loader2.messages import Kind
 from pipes.loader2.packing import Receiver
@@ -39,11 +40,11 @@ class Counts:
 
 
 class Slot:
-    """The place of worker `number` of `count`."""
+    """The place of worker `number` of `count`; `device` page-locks what comes from it."""
 
-    def __init__(self, number: int, count: int) -> None:
+    def __init__(self, number: int, count: int, device: Device | None = None) -> None:
         self.number = number
-        self._count = count
+        self._count, self._device = count, device
         self.generation = -1
         self.restarts = 0
         # The output (stream, number) that the last process died at, and how many in a row did.
@@ -110,7 +111,7 @@ class Slot:
         self.page, descriptor = Page.create()
         self.channel.post(Kind.PAGE, [], [descriptor])
         self._copied_before = self._copied
-        self.receiver = Receiver(settings.max_held)
+        self.receiver = Receiver(settings.max_held, self._device)
         shared.send(self.channel)
 
     def discard(self) -> None:
@@ -120,3 +121,5 @@ class Slot:
             self.channel.close()
         if hasattr(self, "process"):
             self.process.close()
+        if hasattr(self, "receiver"):
+            self.receiver.loans.close()

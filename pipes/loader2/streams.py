@@ -260,6 +260,11 @@ class Stream:
         return self.given, self._run.captures()
 
     @property
+    def before_newest(self) -> Snapshot:
+        """Where the graph stood before the newest output, or at the newest place before that."""
+        return self._boundary
+
+    @property
     def loose_notes(self) -> list[str]:
         """The notes that the error which ended this stream refused to take."""
         return self._context.loose_notes

@@ -9,6 +9,7 @@ MODULES = (
     "joining",
     "keyed",
     "mapping",
+    "moving",
     "selecting",
     "sharding",
     "shuffling",

@@ -18,6 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipes.devices import HostDevice
 from pipes.loader2.slabs import ALIGNMENT, Loans, SlabPool, size_class
 
 pytestmark = pytest.mark.usefixtures("closes_descriptors")
@@ -220,15 +221,19 @@ def test_views_outlive_pool_and_loans_and_the_mapping_ends_with_them() -> None:
     assert mapped_bytes() == before
 
 
-def test_hooks_see_each_mapping_once_and_its_end_before_it_is_unmapped() -> None:
+def test_a_device_sees_each_mapping_once_and_its_end_before_it_is_unmapped() -> None:
     seen: list[tuple[str, int, int]] = []
 
-    def unmapping(address: int, nbytes: int) -> None:
-        seen.append(("unmap", address, nbytes))
-        assert mapped_bytes() == 2 * size_class(NBYTES)
+    class Watching(HostDevice):
+        def page_lock(self, address: int, nbytes: int) -> None:
+            seen.append(("map", address, nbytes))
+
+        def page_unlock(self, address: int, nbytes: int) -> None:
+            seen.append(("unmap", address, nbytes))
+            assert mapped_bytes() == 2 * size_class(NBYTES)
 
     pool = SlabPool()
-    loans = Loans(on_map=lambda address, nbytes: seen.append(("map", address, nbytes)), on_unmap=unmapping)
+    loans = Loans(Watching("pageable"))
     for _ in range(3):
         loan, window = lend(pool, loans)
         address = window.ctypes.data

@@ -1,0 +1,196 @@
+"""The last metre: outputs of the workers to a device, copied ahead of the user, each handed over when it is asked for.
+
+Contract
+- Success. `next()` gives the same outputs in the same order as the runner below, their tensors on the device, safe to
+  use in the user's current stream at once. Outputs that the workers have ready are copied ahead, `prefetch` of them at
+  most, so that the next is there when it is wanted; without workers nothing is made ahead.
+- State. `states()` is that after the last output given to the user: what was copied ahead counts as not given.
+- Host memory of an output is kept until its copies are done, then its slab goes back. More than `prefetch + 1` outputs
+  whose copies are under way make `next()` wait for the oldest: only a bus slower than the user is waited for.
+- Failure. What the runner raises, and a batch that cannot be moved, is raised in its place in the order. An output for
+  which the device has no memory left while it is copied ahead is copied again when it is its turn, and raises then.
+- Stop. `close()` waits for the copies under way, 5 s at most, then closes the runner; may be called twice.
+- There is no thread here: all happens inside the calls.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pipes.datapipe import IterDataPipe
+from pipes.devices import Device, resolve_device
+from pipes.error_policy import StageCounts
+from pipes.errors import GraphError
+from pipes.loader2.dealing import Dealer
+from pipes.loader2.iterator import NOTHING, Runner
+from pipes.loader2.slot import Counts
+from pipes.loader2.streams import Plan, StreamState
+from pipes.moving import Sender, Sent
+from pipes.node import walk
+from pipes.stages.moving import DeviceMover
+
+__all__ = ["Feeder", "Feeding", "take_off"]
+
+
+@dataclass
+class _Ahead:
+    """An output taken from the runner, waiting or sent, or the error that came in its place."""
+
+    taken: bool
+    host: Any = None
+    sent: Sent | None = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class Feeding:
+    """Where a loader's outputs go: the device, how many are sent ahead, and the last stage that says more."""
+
+    device: Device
+    prefetch: int = 2
+    stage: DeviceMover[Any] | None = None
+
+    def sender(self) -> Sender:
+        """Return a new sender to the device."""
+        return Sender(self.device) if self.stage is None else self.stage.sender(self.device)
+
+
+def take_off(
+    graph: IterDataPipe[Any], device: Any, memory: str, *, has_workers: bool
+) -> tuple[IterDataPipe[Any], Feeding | None]:
+    """Return the graph without `.to_device` or `.pin_memory` at its end, and where its outputs go, if anywhere.
+
+    Raises GraphError for such a stage elsewhere when there are workers, ValueError when the loader has a device too,
+    DeviceError for a device that is not there.
+    """
+    stage = graph if isinstance(graph, DeviceMover) else None
+    if stage is not None:
+        if device is not None or memory != "auto":
+            raise ValueError(
+                f"{type(stage).__name__} at the end of the graph names the device; leave device= and memory= out"
+            )
+        graph = stage.datapipe
+    for node in walk(graph):
+        if isinstance(node, DeviceMover) and has_workers:
+            raise GraphError(
+                f"{type(node).__name__} belongs at the end of a graph that runs in workers: its batches come to the "
+                "device in the calling process, after everything else. Move it there; on_device= runs a function on "
+                "the device"
+            )
+    if stage is not None:
+        return graph, Feeding(stage.resolved(), stage.prefetch, stage)
+    found = resolve_device(device, memory)
+    return graph, None if found is None else Feeding(found)
+
+
+class Feeder:
+    """A runner whose outputs are on a device."""
+
+    def __init__(self, runner: Runner, feeding: Feeding) -> None:
+        self._runner, self._sender = runner, feeding.sender()
+        # What stays on the host has nothing to be ahead with.
+        self._prefetch = 0 if feeding.device.name == "host" else feeding.prefetch
+        self._ahead: deque[_Ahead] = deque()
+
+    @property
+    def drew_above(self) -> str | None:
+        """The stage above which users' draws from the global generators were seen."""
+        return self._runner.drew_above
+
+    @property
+    def inner(self) -> Any:
+        """What the loader's iterator forwards unknown attributes to."""
+        return self._runner.inner
+
+    @property
+    def batches(self) -> int:
+        """The outputs given to the user."""
+        return self._runner.batches - self._not_given
+
+    @property
+    def counts(self) -> list[Counts]:
+        """What each worker gave, also what was sent ahead."""
+        return self._runner.counts
+
+    @property
+    def _not_given(self) -> int:
+        return sum(each.taken for each in self._ahead)
+
+    def begin(self, plan: Plan, states: dict[int, StreamState], dealer: Dealer | None) -> None:
+        """Begin an epoch; drops what was sent ahead."""
+        self._ahead.clear()
+        self._runner.begin(plan, states, dealer)
+
+    def next(self) -> Any:
+        """Return the next output, on the device; raises StopIteration at the end, and what the runner raises."""
+        self._sender.let_go(self._prefetch + 1)
+        if not self._ahead:
+            self._ahead.append(_Ahead(True, self._runner.next()))
+        first = self._ahead[0]
+        if first.error is not None:
+            raise first.error
+        if first.sent is None:
+            # Nothing was ahead, or the device had no room for it then.
+            first.sent = self._sender.send(first.host)
+            first.host = None
+        output = self._sender.hand_over(first.sent)
+        self._look_ahead()
+        self._ahead.popleft()
+        return output
+
+    def _look_ahead(self) -> None:
+        """Send what the workers have ready."""
+        while len(self._ahead) <= self._prefetch and self._ahead[-1].sent is not None:
+            try:
+                host = self._runner.next_ready()
+            except StopIteration:
+                return
+            except Exception as error:
+                self._ahead.append(_Ahead(False, error=error))
+                return
+            if host is NOTHING:
+                return
+            ahead = _Ahead(True, host)
+            self._ahead.append(ahead)
+            try:
+                ahead.sent = self._sender.send(host)
+                ahead.host = None
+            except torch.OutOfMemoryError:
+                return
+            except Exception as error:
+                ahead.error = error
+                return
+            del host
+            self._sender.let_go(self._prefetch + 1)
+
+    def next_ready(self) -> Any:
+        """Return NOTHING: nobody looks ahead of this."""
+        return NOTHING
+
+    def pause(self) -> None:
+        """Pause the runner; what was sent ahead stays for after `resume`."""
+        self._runner.pause()
+
+    def resume(self) -> None:
+        """Let the runner go on."""
+        self._runner.resume()
+
+    def states(self, without: int = 0) -> dict[int, StreamState]:
+        """Return where each stream stands after the last output given to the user."""
+        return self._runner.states(self._not_given + without)
+
+    def stage_counts(self) -> dict[str, StageCounts]:
+        """Return what the stages have skipped in this epoch."""
+        return self._runner.stage_counts()
+
+    def close(self) -> None:
+        """Wait for the copies under way, then close the runner; see the contract."""
+        try:
+            self._sender.finish()
+        finally:
+            self._ahead.clear()
+            self._runner.close()
