@@ -5,8 +5,10 @@
         ...
         assert [request.method for request in server.seen("a")] == ["GET"] * 3
 
-It answers GET, HEAD and LIST (version 2) of one bucket, path style, with ranges and If-Match, and counts what it was
-asked. Steps of a script are used up one a request; a step with `forever=True` stays. LIST has the script `LIST`.
+It answers GET, HEAD, LIST (version 2), PUT and multipart uploads of one bucket, path style, with ranges, If-Match
+and Content-MD5, and counts what it was asked. Steps of a script are used up one a request; a step with `forever=True`
+stays. LIST has the script `LIST`; the requests of an upload of "k" have "k#begin", "k#1" (a part), "k#complete" and
+"k#abort". What a step's status refuses is not done; what its `cut` or `lost` spoils is.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import socket
 import struct
 import threading
 import time
+from base64 import b64encode
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -40,6 +43,8 @@ class Step:
     """Close after this many body bytes of the answer, whatever Content-Length promised."""
     reset: bool = False
     """With `cut`: end by RST in place of FIN."""
+    lost: bool = False
+    """Close without an answer."""
     stall: float = 0.0
     """Wait this many seconds after `cut` bytes (or before the answer's head) and then go on."""
     etag: str | None = None
@@ -68,6 +73,8 @@ class FaultServer:
         self.objects = dict(objects or {})
         self.etags: dict[str, str] = {}
         self.bucket = bucket
+        self.uploads: dict[str, dict[int, bytes]] = {}
+        self.keep_parts = True
         self.requests: list[Request] = []
         self._scripts: dict[str, list[Step]] = {}
         self._lock = threading.Lock()
@@ -83,7 +90,8 @@ class FaultServer:
     def reset(self, objects: dict[str, bytes]) -> None:
         """Begin again with these objects: no scripts, no tags of their own, nothing seen."""
         with self._lock:
-            self.objects, self.etags, self.requests, self._scripts = dict(objects), {}, [], {}
+            self.objects, self.etags, self.uploads, self.keep_parts = dict(objects), {}, {}, True
+            self.requests, self._scripts = [], {}
 
     def script(self, key: str, *steps: Step) -> None:
         self._scripts[key] = list(steps)
@@ -137,11 +145,11 @@ class _Handler(BaseHTTPRequestHandler):
         split = urlsplit(self.path)
         bucket, _, key = unquote(split.path.removeprefix("/")).partition("/")
         query = {name: values[0] for name, values in parse_qs(split.query, keep_blank_values=True).items()}
-        if "list-type" in query:
-            key = LIST
+        asked = LIST if "list-type" in query else key + _operation(self.command, query)
         request = Request(
-            self.command, key, self.path, query, dict(self.headers.items()), self.client_address[1], time.monotonic()
+            self.command, asked, self.path, query, dict(self.headers.items()), self.client_address[1], time.monotonic()
         )
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         step = fault.next_step(request)
         if step.body is not None:
             fault.objects[key] = step.body
@@ -153,14 +161,47 @@ class _Handler(BaseHTTPRequestHandler):
             self._error(step.status, step.code, step.headers)
         elif bucket != fault.bucket:
             self._error(404, "NoSuchBucket", step.headers)
-        elif key == LIST:
+        elif asked == LIST:
             self._send(200, {"Content-Type": "application/xml"}, _listing(fault, query), step)
+        elif self.command in ("PUT", "POST", "DELETE"):
+            self._write(key, query, body, step)
         elif key not in fault.objects:
             self._error(404, "NoSuchKey", step.headers)
         else:
             self._object(key, step)
 
-    do_HEAD = do_GET
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
+
+    def _write(self, key: str, query: dict[str, str], body: bytes, step: Step) -> None:
+        fault = self.server.fault
+        tag = hashlib.md5(body).digest()
+        if self.headers.get("Content-MD5", "") not in ("", b64encode(tag).decode()):
+            return self._error(400, "BadDigest", step.headers)
+        parts = fault.uploads.get(query.get("uploadId", ""))
+        if "uploadId" in query and parts is None:
+            return self._error(404, "NoSuchUpload", step.headers)
+        answer, headers = b"", {"Content-Type": "application/xml"}
+        if "uploads" in query:
+            upload = f"upload-{len(fault.uploads)}"
+            fault.uploads[upload] = {}
+            answer = (
+                f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>".encode()
+            )
+        elif parts is None:
+            fault.objects[key] = body
+            headers["ETag"] = fault.etag(key)
+        elif self.command == "PUT":
+            parts[int(query["partNumber"])] = body if fault.keep_parts else b""
+            headers["ETag"] = f'"{tag.hex()}"'
+        elif self.command == "POST":
+            fault.objects[key] = b"".join(parts[int(number)] for number in re.findall(rb"<PartNumber>(\d+)<", body))
+            tags = b"".join(hashlib.md5(parts[number]).digest() for number in sorted(parts))
+            fault.etags[key] = f'"{hashlib.md5(tags).hexdigest()}-{len(parts)}"'
+            answer = f"<Result><ETag>{fault.etags[key]}</ETag></Result>".encode()
+            del fault.uploads[query["uploadId"]]
+        else:
+            del fault.uploads[query["uploadId"]]
+        return self._send(200, headers, answer, step)
 
     def _object(self, key: str, step: Step) -> None:
         fault = self.server.fault
@@ -184,6 +225,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, {"Content-Type": "application/xml", **headers}, text.encode(), Step())
 
     def _send(self, status: int, headers: dict[str, str], body: bytes, step: Step) -> None:
+        if step.lost:
+            self.close_connection = True
+            return
         self.send_response(status)
         fields = {"Content-Length": str(len(body)), "x-amz-request-id": "REQ7", **headers, **step.headers}
         for name, value in fields.items():
@@ -203,6 +247,16 @@ class _Handler(BaseHTTPRequestHandler):
         if step.reset:
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
+
+
+def _operation(method: str, query: dict[str, str]) -> str:
+    if "uploads" in query:
+        return "#begin"
+    if "partNumber" in query:
+        return "#" + query["partNumber"]
+    if "uploadId" in query:
+        return "#complete" if method == "POST" else "#abort"
+    return ""
 
 
 def _listing(fault: FaultServer, query: dict[str, str]) -> bytes:

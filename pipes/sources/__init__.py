@@ -12,5 +12,6 @@ MODULES = (
     "s3_ranges",
     "s3_retry",
     "s3_stream",
+    "s3_upload",
     "seeking",
 )

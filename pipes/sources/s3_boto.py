@@ -113,6 +113,29 @@ class BotoTransport:
         answer = self._call("head_object", Bucket=bucket, Key=key, **self._payer)
         return answer["ContentLength"], answer.get("ETag")
 
+    def put(self, bucket: str, key: str, data: bytes, md5: str) -> str | None:
+        """Write a whole object, of which `md5` is the base64 digest; its ETag."""
+        return self._call("put_object", Bucket=bucket, Key=key, Body=data, ContentMD5=md5, **self._payer).get("ETag")  # type: ignore[no-any-return]
+
+    def begin(self, bucket: str, key: str) -> str:
+        """Begin a multipart upload; its id."""
+        return self._call("create_multipart_upload", Bucket=bucket, Key=key, **self._payer)["UploadId"]  # type: ignore[no-any-return]
+
+    def part(self, bucket: str, key: str, upload: str, number: int, data: bytes, md5: str) -> str:
+        """Send one part, from 1; its ETag."""
+        named = {"Bucket": bucket, "Key": key, "UploadId": upload, "PartNumber": number}
+        return self._call("upload_part", **named, Body=data, ContentMD5=md5, **self._payer)["ETag"]  # type: ignore[no-any-return]
+
+    def complete(self, bucket: str, key: str, upload: str, etags: list[str]) -> str | None:
+        """Make the object of its parts' ETags, in order; its own."""
+        parts = {"Parts": [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]}
+        named = {"Bucket": bucket, "Key": key, "UploadId": upload, "MultipartUpload": parts}
+        return self._call("complete_multipart_upload", **named, **self._payer).get("ETag")  # type: ignore[no-any-return]
+
+    def abort(self, bucket: str, key: str, upload: str) -> None:
+        """Drop an upload and its parts."""
+        self._call("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=upload, **self._payer)
+
     def page(self, bucket: str, prefix: str, size: int, place: dict[str, str]) -> tuple[list[S3Object], dict[str, str]]:
         """One page of a listing and the place of the next one, empty after the last."""
         asked = {"Bucket": bucket, "Prefix": prefix, "MaxKeys": size, "EncodingType": "url"}

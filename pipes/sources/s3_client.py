@@ -19,7 +19,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 from pipes.errors import ChangedDataError
 from pipes.sources.s3_boto import BotoTransport, S3Body, make_boto_client, make_boto_session, need_boto3
@@ -29,6 +29,7 @@ from pipes.sources.s3_options import S3Options
 from pipes.sources.s3_ranges import RangedFile
 from pipes.sources.s3_retry import Attempts, S3Failure
 from pipes.sources.s3_stream import S3Stream
+from pipes.sources.s3_upload import upload
 
 __all__ = ["S3Store"]
 
@@ -40,7 +41,7 @@ _inherited: list[Any] = []
 
 
 class S3Store:
-    """Lists and reads the objects of an S3 store.
+    """Lists, reads and writes the objects of an S3 store.
 
     >>> store = S3Store(S3Options(endpoint_url="http://127.0.0.1:9000", region="us-east-1"))
     >>> store
@@ -123,6 +124,15 @@ class S3Store:
         with self.open(url, etag=etag) as stream:
             return stream.read()
 
+    def put(self, url: str, data: bytes | bytearray | memoryview | IO[bytes]) -> str | None:
+        """Write `data`, or what is left of an open binary file, as the object `url`; return its ETag.
+
+        The object is there whole or not at all, and replaces one of that name. Over 16 MiB it is a multipart upload,
+        with at most three parts of 16 MiB in memory (more beyond 31 GiB).
+        """
+        bucket, key = split_s3_url(url)
+        return upload(self, bucket, key, data)
+
     def request(
         self,
         bucket: str,
@@ -147,6 +157,10 @@ class S3Store:
     def head(self, bucket: str, key: str) -> tuple[int, str | None]:
         """The object's present size in bytes and ETag; raises S3Failure."""
         return self._clients().boto().head(bucket, key)
+
+    def uploads(self) -> BotoTransport:
+        """What sends single requests of an upload; they raise S3Failure."""
+        return self._clients().boto()
 
     def changed(self, bucket: str, key: str, pinned: str, found: str | None) -> ChangedDataError:
         """The error for an object that is no longer the one that was listed or opened."""

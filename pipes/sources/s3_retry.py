@@ -201,7 +201,7 @@ def _advice(failure: S3Failure) -> str:
     if failure.kind == "denied" and failure.status is None:
         return " Give some (environment, profile=, access_key= and secret_key=), or unsigned=True for a public bucket."
     if failure.kind == "denied":
-        return " Check the credentials' rights to read and list, or use unsigned=True for a public bucket."
+        return " Check the credentials' rights to read, list or write here, or use unsigned=True for a public bucket."
     if failure.kind in ("connection", "timeout"):
         return " Check endpoint_url and the network; attempts=, deadline= and read_timeout= give it more time."
     return ""

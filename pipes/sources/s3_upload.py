@@ -1,0 +1,148 @@
+"""Writing an object to an S3 store: there whole, or not at all.
+
+Contract
+- An object appears under its key when all its bytes arrived, as the store checked by their MD5; until then, and after
+  any failure or interrupt, the key has what it had before.
+- Up to `_SINGLE` bytes are one request, more are parts of a multipart upload, of which at most three are held.
+- Each request has the attempts and the deadline of the options. An upload that fails is aborted, so that the store
+  keeps no parts; where that fails too, the error's note names the upload.
+- Completing an upload that was completed, its answer lost, is success if the object has the tag of its parts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import b64encode
+from collections.abc import Iterator
+from itertools import count, islice
+from typing import IO, TYPE_CHECKING
+
+from pipes.errors import StoreError, add_note
+from pipes.sources.s3_retry import Attempts, S3Failure
+
+if TYPE_CHECKING:
+    from pipes.sources.s3_boto import BotoTransport
+    from pipes.sources.s3_client import S3Store
+
+__all__ = ["upload"]
+
+_SINGLE = 16 << 20
+# A store takes 10,000 parts: parts that double every 2,000 reach 970 GiB, and the first 31 GiB need 16 MiB of memory.
+_PARTS_OF_A_SIZE = 2_000
+Buffer = bytes | bytearray | memoryview
+
+
+def upload(store: S3Store, bucket: str, key: str, data: Buffer | IO[bytes]) -> str | None:
+    """Write `data`, or what is left of an open binary file, as one object; return its ETag."""
+    if isinstance(data, bytes | bytearray | memoryview):
+        parts = _slices(data)
+    elif hasattr(data, "read"):
+        parts = _pieces(data)
+    else:
+        raise TypeError(f"s3://{bucket}/{key}: bytes or a binary file are needed, not {type(data).__name__}")
+    head = list(islice(parts, 2))
+    if len(head) == 2:
+        return _Multipart(store, bucket, key).run(_drained(head, parts))
+    digest = _md5(head[0])
+    return Attempts(store.options, bucket, key).run(lambda _: store.uploads().put(bucket, key, head[0], digest))
+
+
+class _Multipart:
+    def __init__(self, store: S3Store, bucket: str, key: str) -> None:
+        self._store, self._bucket, self._key = store, bucket, key
+        self._tags: list[str] = []
+        self._id = ""
+
+    def run(self, parts: Iterator[bytes]) -> str | None:
+        self._id = self._attempts().run(lambda _: self._uploads().begin(self._bucket, self._key))
+        try:
+            for part in parts:
+                self._send(part)
+            return self._attempts().run(self._complete)
+        except BaseException as error:
+            self._abort(error)
+            raise
+
+    def _send(self, data: bytes) -> None:
+        number, digest = len(self._tags) + 1, _md5(data)
+
+        def request(_: int) -> str:
+            return self._uploads().part(self._bucket, self._key, self._id, number, data, digest)
+
+        self._tags.append(self._attempts().run(request))
+
+    def _complete(self, attempt: int) -> str | None:
+        try:
+            return self._uploads().complete(self._bucket, self._key, self._id, self._tags)
+        except S3Failure as failure:
+            if attempt and failure.code == "NoSuchUpload":
+                found = self._store.head(self._bucket, self._key)[1]
+                if found and found == _tag_of_parts(self._tags):
+                    return found
+                failure.what = "the upload is gone, and the object is not the one that was sent"
+            raise
+
+    def _abort(self, error: BaseException) -> None:
+        try:
+            self._attempts().run(lambda _: self._uploads().abort(self._bucket, self._key, self._id))
+        except StoreError as failure:
+            if not isinstance(failure, FileNotFoundError):
+                add_note(error, f"the parts of upload {self._id} may still be in the store: {failure}")
+
+    def _uploads(self) -> BotoTransport:
+        return self._store.uploads()
+
+    def _attempts(self) -> Attempts:
+        return Attempts(self._store.options, self._bucket, self._key)
+
+
+def _slices(data: Buffer) -> Iterator[bytes]:
+    view = memoryview(data).cast("B")
+    start = number = 0
+    while start < len(view) or not number:
+        stop = start + _part_size(number)
+        whole = isinstance(data, bytes) and not start and stop >= len(data)
+        yield data if whole else bytes(view[start:stop])  # type: ignore[misc]
+        start, number = stop, number + 1
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    """What is left of a file, in full parts but for the last; one empty part when nothing is left."""
+    for number in count():
+        size, pieces = _part_size(number), []
+        while size:
+            data = file.read(min(size, 1 << 20))
+            if not isinstance(data, bytes | bytearray | memoryview):
+                raise TypeError(f"a binary file is needed; {file!r} gives {type(data).__name__}")
+            if not data:
+                break
+            pieces.append(data)
+            size -= len(data)
+        if pieces or not number:
+            yield b"".join(pieces)
+        if size:
+            return
+
+
+def _drained(head: list[bytes], parts: Iterator[bytes]) -> Iterator[bytes]:
+    """First the parts of the list, which keeps none that was given."""
+    while head:
+        yield head.pop(0)
+    yield from parts
+
+
+def _part_size(number: int) -> int:
+    return _SINGLE << number // _PARTS_OF_A_SIZE
+
+
+def _md5(data: bytes) -> str:
+    return b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+
+
+def _tag_of_parts(tags: list[str]) -> str | None:
+    """The ETag of an object made of parts with these tags, None where they are no MD5 sums (encrypted objects)."""
+    try:
+        parts = b"".join(bytes.fromhex(tag.strip('"')) for tag in tags)
+    except ValueError:
+        return None
+    return f'"{hashlib.md5(parts, usedforsecurity=False).hexdigest()}-{len(tags)}"'
