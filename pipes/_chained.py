@@ -159,6 +159,8 @@ class ChainedIter(Generic[T_co]):
         *,
         endpoint_url: str | None = None,
         options: S3Options | None = None,
+        concurrency: int = 16,
+        read_ahead: int = 67108864,
         on_error: OnError = "raise",
         max_errors: MaxErrors = 0.1,
     ) -> S3FileLoader:

@@ -53,6 +53,8 @@ class RecordsRun(ExpandingRun):
     """
 
     fields: ClassVar[tuple[str, ...]] = ()
+    # To take an input again may be to open it.
+    anchor_every = 1
 
     def opened_element(self, element: Any) -> tuple[str, Any]:
         """Return the name and the stream of one input; a `StreamWrapper` is closed after it."""

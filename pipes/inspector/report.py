@@ -166,7 +166,7 @@ def _rereads(node: Node, run: Run | None) -> int | None:
         # The mean age of the oldest element in a buffer of B, in inputs.
         return round(node.buffer_size * (math.log(node.buffer_size) + 0.58))
     if isinstance(run, ExpandingRun):
-        return 16
+        return run.anchor_every
     return None
 
 

@@ -14,6 +14,8 @@ from pipes.errors import StoreNotFoundError
 from pipes.run import Run
 from pipes.sources.listing import Identity, ListingRun, OpeningRun, RootsRun
 from pipes.sources.s3_client import S3Store
+from pipes.sources.s3_fetch import LEAST_READ_AHEAD
+from pipes.sources.s3_loading import ReadAheadRun
 from pipes.sources.s3_names import S3Url, split_s3_url
 from pipes.sources.s3_options import S3Options
 from pipes.stages.wrapping import as_pipe
@@ -131,18 +133,23 @@ class S3FileLoader(IterDataPipe[tuple[str, StreamWrapper]]):
         multi_part_download: accepted for code written against torchdata; an object is one stream either way.
         endpoint_url: of a store other than Amazon's; None leaves it to `options` and the environment.
         options: everything else about the store, see `S3Options`.
+        concurrency: requests at a time.
+        read_ahead: bytes that are fetched before they are read, by default 64 MiB; 0 fetches nothing ahead.
         on_error, max_errors: "skip" leaves out objects that cannot be opened, up to so many; see the page on errors.
+
+    The next objects, and the next parts of a large one, are fetched by threads while one is read; the objects come in
+    the order of their names. `read_ahead` bounds what they hold together, for each iteration of the pipe; what was
+    fetched ahead is no part of a saved state.
 
     Connections that break are resumed at the byte they broke at. A stream cannot seek; `skip(n)` goes forward.
     Raises ModuleNotFoundError without boto3; while iterating, ValueError for a name that is no S3 name, and the Store
-    errors and ChangedDataError of `pipes.errors`.
+    errors and ChangedDataError of `pipes.errors`. ValueError for a number that makes no sense.
 
     >>> shards = S3FileLoader(["s3://bkt/train/000.tar"], endpoint_url="http://127.0.0.1:9000")
     >>> len(shards)
     1
     """
 
-    run_class = OpeningRun
     _opens = True
 
     def __init__(
@@ -155,12 +162,18 @@ class S3FileLoader(IterDataPipe[tuple[str, StreamWrapper]]):
         *,
         endpoint_url: str | None = None,
         options: S3Options | None = None,
+        concurrency: int = 16,
+        read_ahead: int = 64 << 20,
         on_error: OnError = "raise",
         max_errors: MaxErrors = BUDGET,
     ) -> None:
         check_policy(on_error, max_errors)
         if buffer_size is not None and buffer_size < 0:
             raise ValueError(f"buffer_size={buffer_size}: a number of bytes is needed")
+        if concurrency < 1:
+            raise ValueError(f"concurrency={concurrency}: at least one request at a time has to be made")
+        if read_ahead and read_ahead < LEAST_READ_AHEAD:
+            raise ValueError(f"read_ahead={read_ahead}: a number of bytes, 0 or at least {LEAST_READ_AHEAD}")
         self.datapipe = as_pipe(datapipe)
         self.request_timeout_ms = request_timeout_ms
         self.region = region
@@ -170,7 +183,12 @@ class S3FileLoader(IterDataPipe[tuple[str, StreamWrapper]]):
         self.max_errors = max_errors
         self.endpoint_url = endpoint_url
         self.options = options
+        self.concurrency = concurrency
+        self.read_ahead = read_ahead
         self._store = _store(options, request_timeout_ms, region, endpoint_url)
+
+    def _make_run(self, context: Context, stage: str) -> Run:
+        return (ReadAheadRun if self.read_ahead else OpeningRun)(self, context, stage)
 
     def opened(self, url: Any) -> tuple[str, StreamWrapper]:
         """Open one object."""

@@ -36,6 +36,7 @@ class S3Stream(io.BufferedIOBase):
     """A readable binary stream over one object; not seekable, but `skip` goes forward cheaply.
 
     Made by `S3Store.open`. `size` is the object's in bytes, `etag` its tag, `position` the offset of the next byte.
+    Without `at_once` the store is not asked before the first read.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class S3Stream(io.BufferedIOBase):
         chunk: int | None = None,
         stop: int | None = None,
         wait: Callable[[float], None] = time.sleep,
+        at_once: bool = True,
     ) -> None:
         if offset < 0:
             raise ValueError(f"offset={offset}: an object begins at byte 0")
@@ -61,14 +63,14 @@ class S3Stream(io.BufferedIOBase):
         self._receive_size = chunk or _CHUNK
         self._arrived = offset
         self.etag, self._size = etag, size
-        self._stop = stop
+        self.stop = stop
         if offset and size is None:
             # Beginning a range at the end of an object is an error to the store, so its size has to be known.
             self._size, found = self._attempts.run(lambda _: store.head(bucket, key))
             if etag and found and found != etag:
                 raise store.changed(bucket, key, f"ETag {etag}", f"ETag {found}")
             self.etag = etag or found
-        if offset == 0 or offset < self.size:
+        if at_once and (offset == 0 or offset < self.size):
             self._open()
 
     @property
@@ -79,6 +81,8 @@ class S3Stream(io.BufferedIOBase):
     @property
     def size(self) -> int:
         """Of the whole object, in bytes."""
+        if self._size is None:
+            self._open()
         assert self._size is not None
         return self._size
 
@@ -127,6 +131,11 @@ class S3Stream(io.BufferedIOBase):
             self._chunk = memoryview(self._receive(self._receive_size))
         return bytes(self._chunk[: size or 8192])
 
+    def receive(self) -> bytes:
+        """The next bytes as they arrive, not copied once more; empty at the end."""
+        self._check_open()
+        return self._take(len(self._chunk)) if self._chunk else self._receive(self._receive_size)
+
     def skip(self, count: int) -> int:
         """Go forward by `count` bytes, at most to the end: over a long way by a new ranged request; how many it was."""
         self._check_open()
@@ -139,9 +148,8 @@ class S3Stream(io.BufferedIOBase):
         elif ahead <= _SKIP_BY_READING:
             self.read(count)
         else:
-            self._drop_body()
             self._chunk = memoryview(b"")
-            self._arrived += ahead
+            self._go_to(self._arrived + ahead)
         return count
 
     def ranged(self) -> RangedFile:
@@ -171,9 +179,13 @@ class S3Stream(io.BufferedIOBase):
         if self.closed:
             raise ValueError(f"read from a closed stream: {self.name}")
 
+    def _go_to(self, offset: int) -> None:
+        self._drop_body()
+        self._arrived = offset
+
     def _end(self) -> int:
         """The offset at which this stream ends."""
-        return self.size if self._stop is None else min(self._stop, self.size)
+        return self.size if self.stop is None else min(self.stop, self.size)
 
     def _receive(self, limit: int) -> bytes:
         """The next bytes from the store, at least one before the end of the stream, empty at it."""
@@ -190,7 +202,7 @@ class S3Stream(io.BufferedIOBase):
                 if not data:
                     raise S3Failure("cut", "the connection was closed")
                 if len(data) > left:
-                    if self._stop is None:
+                    if self.stop is None:
                         raise S3Failure("refused", f"the store sent {len(data) - left} bytes too many")
                     data = data[:left]  # it does not know ranges
             except S3Failure as failure:
@@ -219,7 +231,7 @@ class S3Stream(io.BufferedIOBase):
         except S3Failure as failure:
             if failure.kind == "changed" and pinned:
                 raise store.changed(self._bucket, self._key, f"ETag {pinned}", None) from failure
-            if failure.status == 416 and self._size is None and self._stop and not self._arrived:
+            if failure.status == 416 and self._size is None and self.stop and not self._arrived:
                 # An empty object has no range at all.
                 body = store.request(self._bucket, self._key, 0, pinned, None, attempt)
                 if body.size:
@@ -242,7 +254,7 @@ class S3Stream(io.BufferedIOBase):
 
     def _asked(self) -> int | None:
         """The end of the range to ask for; None where it is the end of the object."""
-        return None if self._stop is None or (self._size is not None and self._stop >= self._size) else self._stop
+        return None if self.stop is None or (self._size is not None and self.stop >= self._size) else self.stop
 
     def _check_same(self, body: S3Body) -> None:
         if self.etag and body.etag and body.etag != self.etag:

@@ -19,7 +19,6 @@ __all__ = ["ExpandingRun", "FlatMapper"]
 
 R = TypeVar("R")
 
-_ANCHOR_EVERY = 16
 _first = itemgetter(0)
 
 
@@ -33,6 +32,8 @@ class ExpandingRun(Run):
     stateful = True
     anchored = True
     count_fields = ("taken", "given")
+    #: Inputs between two anchors: so many are taken again by a restore.
+    anchor_every: ClassVar[int] = 16
     #: Whether `on_error` counts the outputs as what was taken, instead of the inputs.
     counts_records: ClassVar[bool] = False
 
@@ -74,7 +75,7 @@ class ExpandingRun(Run):
             self.skip, self.over = 0, False
             yield from self._open(element, 0)
             # Between two inputs this stage holds nothing, so an anchor here covers all that follows.
-            if self.taken % _ANCHOR_EVERY == 0:
+            if self.taken % self.anchor_every == 0:
                 self.anchors.note(self.taken)
 
     def _open(self, element: Any, skip: int) -> Iterator[Any]:

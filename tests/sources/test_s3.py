@@ -97,6 +97,14 @@ def test_the_stage_contract(moto: str) -> None:
     check_stage(lambda: IterableWrapper(roots).list_files_by_s3(endpoint_url=moto))
     check_stage(
         lambda: (
+            S3FileLister("s3://pipes/in/", endpoint_url=moto)
+            .load_files_by_s3(endpoint_url=moto, concurrency=2, read_ahead=262144)
+            .map(read)
+            .map(str)
+        )
+    )
+    check_stage(
+        lambda: (
             S3FileLister("s3://pipes/in/a", endpoint_url=moto)
             .shuffle(buffer_size=2)
             .load_files_by_s3(endpoint_url=moto)
