@@ -63,16 +63,24 @@ def row(
     return Row(name, case, peer, ours, theirs, unit, ratio, target, note)
 
 
-def interleaved(contenders: Mapping[str, Callable[[], Any]], rounds: int, *, warm: int = 1) -> dict[str, list[float]]:
-    """Seconds that each contender took in each round; all take part in every round, in turn, after `warm` more."""
+def interleaved(
+    contenders: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    *,
+    warm: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Seconds, by `clock`, that each contender took in each round; all take part in every round, in turn, after `warm`
+    more.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
     for number in range(warm + rounds):
         for name in names:
             gc.collect()
-            start = time.perf_counter()
+            start = clock()
             contenders[name]()
-            took = time.perf_counter() - start
+            took = clock() - start
             if number >= warm:
                 seconds[name].append(took)
         names.reverse()  # nobody always runs first, or always after the same neighbour
