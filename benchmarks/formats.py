@@ -161,45 +161,55 @@ def growth(elements: Iterator[Any], every: int) -> int:
     return peak - start
 
 
-def grow_tar(folder: str) -> float:
-    path = Path(folder, "tiny.tar")
+def write_tiny(path: Path) -> None:
     write_shard(path, ((f"{number}.txt", b"0123456789") for number in range(MEMBERS)))
-    return growth(iter(FileOpener([str(path)], "rb").load_from_tar()), 1000) / 2**20
 
 
-def grow_parquet(folder: str) -> float:
+def write_big(path: Path) -> None:
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    path = Path(folder, "big.parquet")
     draw = np.random.default_rng(0)
     with pq.ParquetWriter(path, pa.schema([(f"x{n}", pa.float64()) for n in range(10)]), use_dictionary=False) as file:
         for _ in range(8):
             file.write_table(pa.table({f"x{n}": draw.random(GROUP) for n in range(10)}), row_group_size=GROUP)
-    del draw
+
+
+def grow_tar(path: str) -> float:
+    return growth(iter(FileOpener([path], "rb").load_from_tar()), 1000) / 2**20
+
+
+def grow_parquet(path: str) -> float:
+    import pyarrow.parquet as pq
+
     import pipes.formats.parquet_files  # noqa: F401 - its import is not what is measured
 
-    start = resident()
-    peak = 0
-    for _ in IterableWrapper([str(path)]).load_parquet("columns"):
+    group = pq.read_metadata(path).row_group(0).total_byte_size
+    start = peak = resident()
+    for _ in IterableWrapper([path]).load_parquet("columns"):
         peak = max(peak, resident())
-    return (peak - start) / pq.read_metadata(path).row_group(0).total_byte_size
+    return float((peak - start) / group)
+
+
+GROWTH: dict[str, tuple[Callable[[Path], None], Callable[[str], float]]] = {
+    "tar": (write_tiny, grow_tar),
+    "parquet": (write_big, grow_parquet),
+}
 
 
 def measured(what: str) -> float:
-    """Run one of the two above in a process of its own."""
+    """Write a file here, and read it in a process of its own, where no memory of the writing can be used again."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--grow", what, folder]
+        path = Path(folder, what)
+        GROWTH[what][0](path)
+        command = [sys.executable, __file__, "--grow", what, str(path)]
         return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
-GROWTH = {"tar": grow_tar, "parquet": grow_parquet}
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--grow"]:
-        print(GROWTH[sys.argv[2]](sys.argv[3]))
+        print(GROWTH[sys.argv[2]][1](sys.argv[3]))
         return
     options = arguments(__doc__ or "", rounds=9)
     rows: list[Row] = []
