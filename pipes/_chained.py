@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from pipes.formats.webdataset import WebDataset
     from pipes.formats.webdataset_writer import WebDatasetSaver
     from pipes.sources.files import FileLister, FileOpener
+    from pipes.sources.fsspec_files import FSSpecFileLister, FSSpecFileOpener, FSSpecSaver
     from pipes.sources.s3 import S3FileLister, S3FileLoader
     from pipes.sources.s3_options import S3Options
+    from pipes.sources.saving import Saver
     from pipes.stages.batching import Batcher, UnBatcher
     from pipes.stages.collating import Collator
     from pipes.stages.filtering import Filter
@@ -118,8 +120,15 @@ class ChainedIter(Generic[T_co]):
         abspath: bool = False,
         non_deterministic: bool = False,
         length: int = -1,
+        strict: bool = False,
     ) -> FileLister:
         """Give the names of the files below a folder, several folders, or each folder that a pipe gives."""
+        raise NotImplementedError
+
+    def list_files_by_fsspec(
+        self, masks: str | Sequence[str] = "", *, recursive: bool = False, strict: bool = False, **connection: Any
+    ) -> FSSpecFileLister:
+        """Give the names of the files in a folder of any store that fsspec knows, sorted, with their protocol."""
         raise NotImplementedError
 
     def list_files_by_s3(
@@ -278,6 +287,18 @@ class ChainedIter(Generic[T_co]):
         """Open each file name and give `(name, stream)`; the stream closes when it is dropped."""
         raise NotImplementedError
 
+    def open_files_by_fsspec(
+        self,
+        mode: str = "r",
+        *,
+        kwargs_for_open: dict[str, Any] | None = None,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+        **connection: Any,
+    ) -> FSSpecFileOpener:
+        """Open each name through fsspec and give `(name, stream)`; the stream closes when it is dropped."""
+        raise NotImplementedError
+
     def parse_csv(
         self,
         *,
@@ -345,6 +366,30 @@ class ChainedIter(Generic[T_co]):
         max_errors: MaxErrors = 0.1,
     ) -> LineReader:
         """Give `(path, line)` for each line of each stream, bytes from binary streams and str from text ones."""
+        raise NotImplementedError
+
+    def save_by_fsspec(
+        self,
+        mode: str = "w",
+        filepath_fn: Callable[[Any], Any] | None = None,
+        *,
+        kwargs_for_open: dict[str, Any] | None = None,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+        **connection: Any,
+    ) -> FSSpecSaver:
+        """Write each `(name, data)` through fsspec and give the name written."""
+        raise NotImplementedError
+
+    def save_to_disk(
+        self,
+        mode: str = "w",
+        filepath_fn: Callable[[Any], Any] | None = None,
+        *,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+    ) -> Saver:
+        """Write each `(name, data)` to a local file and give its path."""
         raise NotImplementedError
 
     def save_to_webdataset(

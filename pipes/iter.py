@@ -9,7 +9,9 @@ from pipes.formats.tables import CSVDictParser, CSVParser, JsonLinesParser, Json
 from pipes.formats.webdataset import WebDataset
 from pipes.formats.webdataset_writer import WebDatasetSaver
 from pipes.sources.files import FileLister, FileOpener
+from pipes.sources.fsspec_files import FSSpecFileLister, FSSpecFileOpener, FSSpecSaver
 from pipes.sources.s3 import S3FileLister, S3FileLoader
+from pipes.sources.saving import Saver
 from pipes.stages.batching import Batcher, UnBatcher
 from pipes.stages.collating import Collator
 from pipes.stages.filtering import Filter
@@ -34,6 +36,9 @@ __all__ = [
     "Demultiplexer",
     "DeviceMover",
     "Enumerator",
+    "FSSpecFileLister",
+    "FSSpecFileOpener",
+    "FSSpecSaver",
     "FileLister",
     "FileOpener",
     "Filter",
@@ -55,6 +60,7 @@ __all__ = [
     "PinMemory",
     "S3FileLister",
     "S3FileLoader",
+    "Saver",
     "ShardingFilter",
     "Shuffler",
     "Skipper",

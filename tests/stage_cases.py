@@ -22,7 +22,7 @@ from user_pipes import Plain, Stateless, Summing
 
 from pipes import IterDataPipe
 from pipes.formats.decode import decode
-from pipes.iter import FileLister, FileOpener, IterableWrapper, MapToIterConverter, S3FileLister
+from pipes.iter import FileLister, FileOpener, FSSpecFileLister, IterableWrapper, MapToIterConverter, S3FileLister
 from pipes.map import SequenceWrapper
 
 PAYLOAD = "payload-7c1e"
@@ -106,6 +106,18 @@ CASES: dict[str, Case] = {
     "iter.Demultiplexer": _demuxed,
     "iter.DeviceMover": lambda at: texts().to_device("cpu"),
     "iter.Enumerator": lambda at: texts().enumerate(3),
+    "iter.FSSpecFileLister": lambda at: (
+        FSSpecFileLister(f"file://{at.folder}", "*.csv").map(lambda url: url + PAYLOAD)
+    ),
+    "iter.FSSpecFileLister of a pipe": lambda at: (
+        IterableWrapper([at.folder, f"file://{at.folder}"]).list_files_by_fsspec("*.csv").map(lambda url: url + PAYLOAD)
+    ),
+    "iter.FSSpecFileOpener": lambda at: (
+        FSSpecFileLister(at.folder, "*.txt").shuffle(2).open_files_by_fsspec().map(read)
+    ),
+    "iter.FSSpecSaver": lambda at: (
+        texts().map(lambda text: (f"file://{at.folder}/fsspec/{text}", text)).shuffle(3).save_by_fsspec()
+    ),
     "iter.FileLister": lambda at: FileLister(at.folder, "*.csv").map(lambda path: path + PAYLOAD),
     "iter.FileLister of a pipe": lambda at: (
         IterableWrapper([at.folder, at.folder]).list_files("*.csv").map(lambda path: path + PAYLOAD)
@@ -144,6 +156,7 @@ CASES: dict[str, Case] = {
     "iter.S3FileLoader": lambda at: (
         S3FileLister("s3://cases/in/", endpoint_url=at.s3).shuffle(3).load_files_by_s3(endpoint_url=at.s3).map(read)
     ),
+    "iter.Saver": lambda at: texts().map(lambda text: (f"{at.folder}/saved/{text}", text)).shuffle(3).save_to_disk(),
     "iter.ShardingFilter": lambda at: texts().shuffle(4).sharding_filter().shuffle(2),
     "iter.Shuffler": lambda at: texts(20).shuffle(4),
     "iter.Shuffler twice": lambda at: texts(20).shuffle(6).shuffle(3),

@@ -2,7 +2,9 @@
 
 MODULES = (
     "files",
+    "fsspec_files",
     "listing",
+    "local_stream",
     "s3",
     "s3_boto",
     "s3_client",
@@ -16,5 +18,6 @@ MODULES = (
     "s3_retry",
     "s3_stream",
     "s3_upload",
+    "saving",
     "seeking",
 )

@@ -13,12 +13,22 @@ from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, 
 from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
 from pipes.run import Run
 from pipes.sources.listing import Identity, ListingRun, OpeningRun, RootsRun
+from pipes.sources.local_stream import kind_of, open_local
 from pipes.stages.wrapping import as_pipe
 from pipes.utils import StreamWrapper
 
-__all__ = ["FileLister", "FileOpener", "list_folder"]
+__all__ = ["FileLister", "FileOpener", "checked_read_mode", "list_folder"]
 
 _MODES = ("r", "rt", "t", "rb", "b")
+
+
+def checked_read_mode(mode: str) -> None:
+    """Raise ValueError for a mode that does not read.
+
+    >>> checked_read_mode("rb")
+    """
+    if mode not in _MODES:
+        raise ValueError(f"Invalid mode {mode!r}; a file is opened with one of {', '.join(_MODES)}")
 
 
 def list_folder(
@@ -32,7 +42,7 @@ def list_folder(
     """The files below `root` whose base name fits one of `masks` (as in `fnmatch`; "" fits all).
 
     The files of a folder come first, sorted, then its folders, sorted; links to folders are not followed. A `root` that
-    is a file gives itself.
+    is a file gives itself. FIFOs, sockets and devices are left out, with a warning.
 
     Raises:
         OSError: `root`, or a folder below it, cannot be read; a warning says which.
@@ -49,8 +59,8 @@ def list_folder(
             folders.sort()
         place = os.path.abspath(folder) if abspath else folder
         for name in files:
-            if _fits(name, patterns):
-                yield os.path.join(place, name)
+            if _fits(name, patterns) and _is_regular(path := os.path.join(place, name)):
+                yield path
         if not recursive:
             return
 
@@ -59,8 +69,19 @@ def _fits(name: str, patterns: list[str]) -> bool:
     return not any(patterns) or any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
+def _is_regular(path: str) -> bool:
+    try:
+        kind = kind_of(os.stat(path).st_mode)
+    except OSError:
+        return True  # A link that leads nowhere: opening it tells what is wrong.
+    if kind:
+        warnings.warn(f"{path!r} is left out: it is {kind}, no file", stacklevel=2)
+    return not kind
+
+
 def _refuse(error: OSError) -> None:
-    warnings.warn(f"cannot list {error.filename!r}: {error.strerror}", stacklevel=2)
+    what = f"cannot list {error.filename!r}: {error.strerror}; check its name and permissions, or leave it out"
+    warnings.warn(what, stacklevel=2)
     raise error
 
 
@@ -75,6 +96,7 @@ class FileLister(IterDataPipe[str]):
         abspath: give absolute names.
         non_deterministic: in the order of the file system, instead of sorted.
         length: what `len()` says; -1 is unknown.
+        strict: raise FileNotFoundError for a root under which nothing is found, instead of giving nothing.
 
     The names are listed once an epoch, when the first is wanted; a DataLoader2 lists once for all its epochs, workers
     and ranks, at its first `iter`. A resume lists again and is refused, with ChangedDataError, when names, sizes or
@@ -98,6 +120,7 @@ class FileLister(IterDataPipe[str]):
         abspath: bool = False,
         non_deterministic: bool = False,
         length: int = -1,
+        strict: bool = False,
     ) -> None:
         self.root = os.fspath(root) if isinstance(root, os.PathLike) else root
         if not isinstance(root, str | os.PathLike | list | tuple):
@@ -107,6 +130,7 @@ class FileLister(IterDataPipe[str]):
         self.abspath = abspath
         self.non_deterministic = non_deterministic
         self.length = length
+        self.strict = strict
 
     def _make_run(self, context: Context, stage: str) -> Run:
         return (RootsRun if isinstance(self.root, IterDataPipe) else ListingRun)(self, context, stage)
@@ -117,13 +141,21 @@ class FileLister(IterDataPipe[str]):
 
     def names(self, root: Any) -> Iterator[str]:
         """The names below one root."""
-        return list_folder(
+        found = False
+        for name in list_folder(
             root,
             self.masks,
             recursive=self.recursive,
             abspath=self.abspath,
             non_deterministic=self.non_deterministic,
-        )
+        ):
+            found = True
+            yield name
+        if self.strict and not found:
+            fitting = f" that fits {self.masks!r}" if any(self.masks) else ""
+            raise FileNotFoundError(
+                f"{os.fspath(root)!r} holds no file{fitting}. Check the folder, or drop strict=True to read nothing."
+            )
 
     def identity(self, name: str) -> Identity:
         """What must not change about a name while a saved state refers to it."""
@@ -151,7 +183,8 @@ class FileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
         on_error, max_errors: "skip" leaves out names that cannot be opened, up to so many; see the page on errors.
 
     Raises ValueError for another mode, or an encoding with bytes; while iterating, TypeError for a name that is no str,
-    OSError for a file that cannot be opened.
+    OSError for a file that cannot be opened, for FIFOs, sockets and devices. Reading a stream raises ChangedDataError
+    at its end when the file was cut, continued or rewritten since it was opened: never short data.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -175,8 +208,7 @@ class FileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
         max_errors: MaxErrors = BUDGET,
     ) -> None:
         check_policy(on_error, max_errors)
-        if mode not in _MODES:
-            raise ValueError(f"Invalid mode {mode!r}; a file is opened with one of {', '.join(_MODES)}")
+        checked_read_mode(mode)
         if "b" in mode and encoding is not None:
             raise ValueError(f"binary mode {mode!r} takes no encoding, got {encoding!r}")
         self.datapipe = as_pipe(datapipe)
@@ -190,8 +222,7 @@ class FileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
         """Open one file."""
         if not isinstance(name, str):
             raise TypeError(f"a file name must be str, not {type(name).__name__}")
-        mode = self.mode if "r" in self.mode else f"r{self.mode}"
-        return name, StreamWrapper(open(name, mode, encoding=self.encoding), name=name)
+        return name, StreamWrapper(open_local(name, text="b" not in self.mode, encoding=self.encoding), name=name)
 
     def _places(self) -> tuple[str, ...]:
         return ()
