@@ -230,7 +230,7 @@ class ChannelClosed(WorkerError, EOFError):
 
 
 _SECRETS = re.compile(
-    r"(?i)(x-amz-(?:signature|credential|security-token)=|(?:secret|token|password|passwd|api_?key|access_?key)[^=:\s]{0,20}"
+    r"(?i)(x-amz-(?:signature|credential|security-token)=|(?:secret|token|password|passwd|api_?key|access_?key|customer_?key)[^=:\s]{0,20}"
     r"['\"]?\s*[=:]\s*['\"]?)[^\s&'\",@]+|(://[^/\s:@]*:)[^\s/@]+(?=@)|\b(?:AKIA|ASIA)[A-Z0-9]{12,}"
 )
 

@@ -75,6 +75,8 @@ class FaultServer:
         self.bucket = bucket
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.keep_parts = True
+        self.needed: dict[str, str] = {}
+        """Headers without which a request is refused."""
         self.requests: list[Request] = []
         self._scripts: dict[str, list[Step]] = {}
         self._lock = threading.Lock()
@@ -159,6 +161,8 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(step.stall)
         if step.status != 200:
             self._error(step.status, step.code, step.headers)
+        elif any(self.headers.get(name) != value for name, value in fault.needed.items()):
+            self._error(400, "InvalidRequest", step.headers)
         elif bucket != fault.bucket:
             self._error(404, "NoSuchBucket", step.headers)
         elif asked == LIST:

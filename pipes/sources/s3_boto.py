@@ -98,10 +98,13 @@ class BotoTransport:
     def __init__(self, client: Any, options: S3Options) -> None:
         self.client = client
         self._payer = {"RequestPayer": "requester"} if options.requester_pays else {}
+        self._object = dict[str, Any](self._payer)
+        if options.customer_key is not None:
+            self._object |= {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": options.customer_key}
 
     def open(self, bucket: str, key: str, start: int, etag: str | None, stop: int | None = None) -> S3Body:
         """GET an object from byte `start` to before byte `stop`, or its end, if it still has `etag`."""
-        asked = dict(self._payer)
+        asked = dict(self._object)
         if start or stop:
             asked["Range"] = f"bytes={start}-{stop - 1 if stop else ''}"
         if etag and not etag.startswith("W/"):
@@ -110,27 +113,27 @@ class BotoTransport:
 
     def head(self, bucket: str, key: str) -> tuple[int, str | None]:
         """The object's present size in bytes and ETag."""
-        answer = self._call("head_object", Bucket=bucket, Key=key, **self._payer)
+        answer = self._call("head_object", Bucket=bucket, Key=key, **self._object)
         return answer["ContentLength"], answer.get("ETag")
 
     def put(self, bucket: str, key: str, data: bytes, md5: str) -> str | None:
         """Write a whole object, of which `md5` is the base64 digest; its ETag."""
-        return self._call("put_object", Bucket=bucket, Key=key, Body=data, ContentMD5=md5, **self._payer).get("ETag")  # type: ignore[no-any-return]
+        return self._call("put_object", Bucket=bucket, Key=key, Body=data, ContentMD5=md5, **self._object).get("ETag")  # type: ignore[no-any-return]
 
     def begin(self, bucket: str, key: str) -> str:
         """Begin a multipart upload; its id."""
-        return self._call("create_multipart_upload", Bucket=bucket, Key=key, **self._payer)["UploadId"]  # type: ignore[no-any-return]
+        return self._call("create_multipart_upload", Bucket=bucket, Key=key, **self._object)["UploadId"]  # type: ignore[no-any-return]
 
     def part(self, bucket: str, key: str, upload: str, number: int, data: bytes, md5: str) -> str:
         """Send one part, from 1; its ETag."""
         named = {"Bucket": bucket, "Key": key, "UploadId": upload, "PartNumber": number}
-        return self._call("upload_part", **named, Body=data, ContentMD5=md5, **self._payer)["ETag"]  # type: ignore[no-any-return]
+        return self._call("upload_part", **named, Body=data, ContentMD5=md5, **self._object)["ETag"]  # type: ignore[no-any-return]
 
     def complete(self, bucket: str, key: str, upload: str, etags: list[str]) -> str | None:
         """Make the object of its parts' ETags, in order; its own."""
         parts = {"Parts": [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]}
         named = {"Bucket": bucket, "Key": key, "UploadId": upload, "MultipartUpload": parts}
-        return self._call("complete_multipart_upload", **named, **self._payer).get("ETag")  # type: ignore[no-any-return]
+        return self._call("complete_multipart_upload", **named, **self._object).get("ETag")  # type: ignore[no-any-return]
 
     def abort(self, bucket: str, key: str, upload: str) -> None:
         """Drop an upload and its parts."""

@@ -176,7 +176,12 @@ class S3Store:
 
     def _use_obstore(self, bucket: str, key: str, expected: int | None) -> bool:
         choice = self.options.client
-        if choice not in ("auto", "obstore") or mock_is_active() or not can_name(bucket, key):
+        if (
+            choice not in ("auto", "obstore")
+            or self.options.boto3_only
+            or mock_is_active()
+            or not can_name(bucket, key)
+        ):
             return False
         if choice == "auto" and (expected is None or expected > _SMALL or not _has_obstore()):
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from base64 import b64decode
 from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,7 +11,7 @@ from urllib.parse import urlsplit
 __all__ = ["S3Options"]
 
 _CLIENTS = ("auto", "obstore", "boto3")
-_SECRETS = ("access_key", "secret_key", "session_token")
+_SECRETS = ("access_key", "secret_key", "session_token", "sse_customer_key")
 _NO = ("0", "false", "no", "off")
 
 
@@ -38,6 +39,8 @@ class S3Options:
     unsigned: bool = False
     """Send requests without a signature, for public buckets."""
     requester_pays: bool = False
+    sse_customer_key: str | bytes | None = None
+    """Of objects encrypted with a key of yours (SSE-C): 32 bytes, or their base64. Listing needs none. boto3 only."""
     path_style: bool | None = None
     """`host/bucket/key` in place of `bucket.host/key`; by default for endpoints other than Amazon's own."""
     client: Any = "auto"
@@ -64,11 +67,23 @@ class S3Options:
             raise ValueError("access_key and secret_key go together: give both or neither")
         if self.session_token is not None and self.access_key is None:
             raise ValueError("session_token needs access_key and secret_key")
+        if self.sse_customer_key is not None:
+            self._check_customer_key()
         if self.attempts < 1:
             raise ValueError(f"attempts={self.attempts}: at least one request has to be made")
         for name in ("backoff", "deadline", "connect_timeout", "read_timeout"):
             if not getattr(self, name) >= 0 or (name != "backoff" and getattr(self, name) == 0):
                 raise ValueError(f"{name}={getattr(self, name)!r}: a positive number of seconds is needed")
+
+    def _check_customer_key(self) -> None:
+        try:
+            length = len(self.customer_key or b"")
+        except ValueError:
+            length = -1
+        if length != 32:
+            raise ValueError("sse_customer_key is not 32 bytes, or the base64 of 32 bytes, which AES-256 needs")
+        if self.client == "obstore":
+            raise ValueError('sse_customer_key goes with client="boto3" or "auto", which then reads through boto3')
 
     def __repr__(self) -> str:
         shown = []
@@ -100,6 +115,17 @@ class S3Options:
     def own_client(self) -> Any | None:
         """The boto3 client that the user passed, if any."""
         return None if isinstance(self.client, str) else self.client
+
+    @property
+    def customer_key(self) -> bytes | None:
+        """The key of SSE-C, as bytes."""
+        key = self.sse_customer_key
+        return b64decode(key, validate=True) if isinstance(key, str) else key
+
+    @property
+    def boto3_only(self) -> bool:
+        """Whether these settings need what only boto3 does."""
+        return self.sse_customer_key is not None
 
     def resolved_endpoint(self) -> str | None:
         """The endpoint to give boto3; None leaves the choice to it (AWS_ENDPOINT_URL, profile, Amazon)."""
