@@ -75,7 +75,8 @@ class FakeDevice(AcceleratorDevice):
         bandwidth: bytes a second.
         lockable: bytes that may be page-locked in all; None for any number.
         room: bytes of device memory; None for any number. A copy that finds none raises torch.OutOfMemoryError.
-        moves: False leaves the values out: copies take their time and move nothing (for measuring the host alone).
+        moves: False leaves memory out: copies take their time and give tensors of torch's device "meta" (for measuring
+            what the host does).
 
     Counts: `locked` bytes are page-locked now, `most_locked` were at any time, `sent` were copied from page-locked
     memory, `staged` once more in the calling process because they were not, `small` from ordinary memory.
@@ -172,6 +173,8 @@ class FakeDevice(AcceleratorDevice):
         return target
 
     def _allocate(self, like: torch.Tensor) -> torch.Tensor:
+        if not self.moves:
+            return torch.empty_like(like, device="meta")
         nbytes = max(like.nbytes, 1)
         blocks = self._free.get(nbytes, [])
         if not blocks and self.room is not None and self._used + nbytes > self.room:
@@ -179,8 +182,7 @@ class FakeDevice(AcceleratorDevice):
         if not blocks:
             self._used += nbytes
         block = blocks.pop() if blocks else torch.empty(nbytes, dtype=torch.uint8)
-        if self.moves:
-            block.fill_(_POISON)
+        block.fill_(_POISON)
         # What all views of the tensor keep alive; the tensor itself is not.
         owner = np.frombuffer(block.numpy().data, dtype=np.uint8)
         weakref.finalize(owner, self._freed, block).atexit = False

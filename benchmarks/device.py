@@ -1,0 +1,249 @@
+"""Batches to the device: how near to the bus's limit, how long training waits, and whether every value arrives.
+
+With an accelerator: host-to-device GB/s of loader batches beside a bare loop of pinned copies (the limit) and torch's
+DataLoader with `pin_memory`; the share of ResNet-50, VGG-16 and BERT-base training steps (bf16) that waits for data;
+500 batches of 64 MB of which the consumer drops its reference at once. Without one all of this runs small on the CPU.
+`--fake` needs no hardware: what a batch costs the calling process when the bus is PCIe 5 x16 (55 GB/s, 10 us).
+Every line of `--json` names the device.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from report import Row, arguments, median, row, show
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from pipes.iter import IterableWrapper
+from pipes.loader2 import DataLoader2, MultiProcessingReadingService
+from pipes.loader2.fake_device import FakeDevice
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+from models import Encoder, resnet, vgg
+
+HAS_DEVICE = torch.accelerator.is_available()
+DEVICE = torch.accelerator.current_accelerator() if HAS_DEVICE else torch.device("cpu")
+#: Of a batch: (shape, dtype).
+Kind = tuple[tuple[int, ...], torch.dtype]
+IMAGES: Kind = ((64, 3, 224, 224) if HAS_DEVICE else (8, 3, 64, 64), torch.float32)
+PCIE5_BANDWIDTH, PCIE5_LATENCY = 55e9, 10e-6
+
+
+class Ready:
+    """Hands out the same prepared sample of a batch's shape; a worker stacks them."""
+
+    def __init__(self, kind: Kind) -> None:
+        (self.count, *self.shape), self.dtype = kind
+        self.sample: torch.Tensor | None = None
+
+    def __call__(self, index: int) -> torch.Tensor:
+        if self.sample is None:
+            self.sample = torch.randint(0, 100, self.shape).to(self.dtype)
+        return self.sample
+
+
+class Samples(Dataset[torch.Tensor]):
+    def __init__(self, ready: Ready, batches: int) -> None:
+        self.ready, self.count = ready, batches * ready.count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.ready(index)
+
+
+def loader_of(kind: Kind, batches: int, workers: int, device: Any) -> DataLoader2[torch.Tensor]:
+    ready = Ready(kind)
+    pipe = IterableWrapper(range(batches * ready.count)).sharding_filter().map(ready).batch(ready.count).collate()
+    return DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers), device=device)
+
+
+def synchronize() -> None:
+    if HAS_DEVICE:
+        torch.accelerator.synchronize()
+
+
+def gigabytes_a_second(batches: Iterator[torch.Tensor], warm: int, count: int, move: bool) -> float:
+    nbytes = 0
+    for place in range(warm + count):
+        if place == warm:
+            synchronize()
+            start, nbytes = time.perf_counter(), 0
+        batch = next(batches)
+        if move:
+            batch = batch.to(DEVICE, non_blocking=True)
+        nbytes += batch.nbytes
+    synchronize()
+    return nbytes / (time.perf_counter() - start) / 1e9
+
+
+def bare_copies(kind: Kind, count: int) -> float:
+    host = torch.zeros(kind[0], dtype=kind[1], pin_memory=HAS_DEVICE)
+    device = torch.empty_like(host, device=DEVICE)
+
+    def copied() -> Iterator[torch.Tensor]:
+        while True:
+            yield device.copy_(host, non_blocking=True)
+
+    return gigabytes_a_second(copied(), 10, count, move=False)
+
+
+def bus(workers: int, rounds: int, count: int) -> list[Row]:
+    ours, torchs, limit = [], [], []
+    for _ in range(rounds):
+        with loader_of(IMAGES, count + 20, workers, DEVICE) as loader:
+            ours.append(gigabytes_a_second(iter(loader), 10, count, move=False))
+        few = max(10, count // 4)
+        theirs = DataLoader(Samples(Ready(IMAGES), few + 20), IMAGES[0][0], num_workers=workers, pin_memory=HAS_DEVICE)
+        torchs.append(gigabytes_a_second(iter(theirs), 10, few, move=True))
+        limit.append(bare_copies(IMAGES, count))
+    case = f"{'x'.join(map(str, IMAGES[0]))} float32 to {DEVICE}, {workers} workers"
+    asked = HAS_DEVICE
+    return [
+        row("device", case, "pinned copies alone", median(ours), median(limit), "GB/s", more_is_better=True,
+            target=0.9 if asked else None),
+        row("device", case, "torch DataLoader, pin_memory", median(ours), median(torchs), "GB/s", more_is_better=True,
+            target=3 if asked else None),
+    ]  # fmt: skip
+
+
+def trainings() -> dict[str, tuple[Callable[[], nn.Module], Kind]]:
+    if HAS_DEVICE:
+        return {
+            "ResNet-50, batch 128": (resnet, ((128, 3, 224, 224), torch.uint8)),
+            "VGG-16, batch 64": (vgg, ((64, 3, 224, 224), torch.uint8)),
+            "BERT-base, batch 64": (Encoder, ((64, 128), torch.int64)),
+        }
+    return {
+        "small ResNet, batch 8": (lambda: resnet((1, 1), 8, 10), ((8, 3, 32, 32), torch.uint8)),
+        "small VGG, batch 8": (lambda: vgg((1, 1), 8, 32, 10), ((8, 3, 32, 32), torch.uint8)),
+        "small BERT, batch 8": (lambda: Encoder(128, 32, 2, 2, 64), ((8, 16), torch.int64)),
+    }
+
+
+def stall(batches: Iterator[torch.Tensor], model: nn.Module, warm: int, steps: int) -> float:
+    """The percent of the time of training steps in which the loop waited for its batch."""
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    waited = 0.0
+    for place in range(warm + steps):
+        if place == warm:
+            synchronize()
+            start, waited = time.perf_counter(), 0.0
+        asked = time.perf_counter()
+        batch = next(batches).to(DEVICE, non_blocking=True)
+        waited += time.perf_counter() - asked
+        if batch.dtype is torch.uint8:
+            batch = batch.to(torch.bfloat16).div_(255).contiguous(memory_format=torch.channels_last)
+        with torch.autocast(DEVICE.type, torch.bfloat16):
+            loss = model(batch).float().logsumexp(1).mean()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        # Without this the queue of kernels would hide every wait, and grow.
+        loss.item()
+    return 100 * waited / (time.perf_counter() - start)
+
+
+def training(workers: int, steps: int) -> list[Row]:
+    rows = []
+    for name, (make, kind) in trainings().items():
+        torch.manual_seed(0)
+        model = make().to(DEVICE).to(memory_format=torch.channels_last)
+        with loader_of(kind, steps + 10, workers, DEVICE) as loader:
+            ours = stall(iter(loader), model, 5, steps)
+        theirs = DataLoader(Samples(Ready(kind), steps + 10), kind[0][0], num_workers=workers, pin_memory=HAS_DEVICE)
+        other = stall(iter(theirs), model, 5, steps)
+        note = f"goal: at most 2 %; {'met' if ours <= 2 else 'missed'}" if HAS_DEVICE else ""
+        rows.append(row("device", f"waiting for data, {name}", "torch DataLoader, pin_memory", max(ours, 1e-3),
+                        max(other, 1e-3), "% of the step", more_is_better=False, note=note))  # fmt: skip
+    return rows
+
+
+def numbered(number: int, length: int) -> torch.Tensor:
+    return torch.full((length,), number, dtype=torch.int32)
+
+
+class Numbered:
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __call__(self, number: int) -> torch.Tensor:
+        return numbered(number, self.length)
+
+
+def wrong_batches(workers: int, count: int, nbytes: int) -> int:
+    """How many of the batches, dropped as soon as a kernel was given them, were not what the worker made."""
+    pipe = IterableWrapper(range(count)).sharding_filter().map(Numbered(nbytes // 4))
+    service = MultiProcessingReadingService(workers)
+    sums = []
+    with DataLoader2(pipe, reading_service=service, device=DEVICE, num_streams=workers) as loader:
+        for batch in loader:
+            sums.append((batch[0].clone(), (batch == batch[0]).all()))
+            del batch
+        synchronize()
+    numbers = [int(first) for first, same in sums if bool(same)]
+    return count - len(set(numbers) & set(range(count)))
+
+
+def on_a_fake_bus(workers: int, count: int) -> list[Row]:
+    """Main's CPU time for a batch, and what it copies: torch's pin thread copies every byte once."""
+    rows = []
+    for dtype in (torch.float32, torch.uint8):
+        kind: Kind = (64, 3, 224, 224), dtype
+        device = FakeDevice(PCIE5_LATENCY, PCIE5_BANDWIDTH, moves=False)
+        with loader_of(kind, count + 20, workers, device) as loader:
+            batches = iter(loader)
+            for _ in range(20):
+                nbytes = next(batches).nbytes
+            # Threads of torch's and the interpreter's count too: there are none.
+            before = time.process_time()
+            for _ in range(count - workers):
+                next(batches)
+            cpu = (time.process_time() - before) / (count - workers)
+        pinned = time_to_pin(nbytes)
+        case = f"CPU time of the calling process a batch, 64x3x224x224 {str(dtype).removeprefix('torch.')}"
+        rows.append(row("device", case, "one copy, as a pin thread's", cpu * 1e6, pinned * 1e6, "us",
+                        more_is_better=False, note=f"bytes copied in the process: {device.staged}"))  # fmt: skip
+        rows.append(row("device", case, "goal", cpu * 1e6, 100, "us", more_is_better=False, target=1))
+    return rows
+
+
+def time_to_pin(nbytes: int) -> float:
+    source, target = torch.zeros(nbytes, dtype=torch.uint8), torch.zeros(nbytes, dtype=torch.uint8)
+    start = time.process_time()
+    for _ in range(10):
+        target.copy_(source)
+    return (time.process_time() - start) / 10
+
+
+def main() -> None:
+    def extend(parser: ArgumentParser) -> None:
+        parser.add_argument("--fake", action="store_true", help="the fake device: what a batch costs this process")
+        parser.add_argument("--workers", type=int, default=4 if HAS_DEVICE else 2)
+
+    options = arguments(__doc__ or "", rounds=3 if HAS_DEVICE else 1, extend=extend)
+    torch.set_num_threads(1)
+    if options.fake:
+        show(on_a_fake_bus(1, 200), title="Batches to a fake device", as_json=options.json)
+        return
+    name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else str(DEVICE)
+    rows = bus(options.workers, options.rounds, 200 if HAS_DEVICE else 20)
+    rows += training(options.workers, 60 if HAS_DEVICE else 5)
+    count, nbytes = (500, 64_000_000) if HAS_DEVICE else (40, 1_000_000)
+    wrong = wrong_batches(options.workers, count, nbytes)
+    show(rows, title=f"Batches to {name}", as_json=options.json)
+    print(json.dumps({"name": "device", "device": name, "batches": count, "bytes": nbytes, "wrong": wrong}))
+    sys.exit(wrong > 0)
+
+
+if __name__ == "__main__":
+    main()
