@@ -393,7 +393,13 @@ class ChainedIter(Generic[T_co]):
         raise NotImplementedError
 
     def save_to_webdataset(
-        self, target: Any, prefix: str = "shard", *, maxcount: int = 100000, maxsize: int = 1073741824
+        self,
+        target: Any,
+        prefix: str = "shard",
+        *,
+        maxcount: int = 100000,
+        maxsize: int = 1073741824,
+        options: S3Options | None = None,
     ) -> WebDatasetSaver:
         """Write samples into tar shards and give the name of each as soon as it is there, whole."""
         raise NotImplementedError

@@ -1,8 +1,9 @@
 """Write samples into WebDataset shards: `.save_to_webdataset`.
 
 Contract
-- A shard has its final name only when it is whole: it is written under another name and renamed. What breaks off leaves
-  the shards before it and no part of the one that was begun.
+- A shard has its final name only when it is whole: it is written under another name and renamed, or, for a store, into
+  a temporary file and then put as one object. What breaks off leaves the shards before it and no part of the one that
+  was begun.
 - The stage gives a shard's name once it is there. Between two names it holds no sample, so its state is the number of
   shards given; a resume writes the shard that was begun afresh, with the same bytes.
 - Equal samples give equal bytes, on every machine: members have no owner, time 0 and mode 0644.
@@ -13,15 +14,19 @@ from __future__ import annotations
 
 import os
 import tarfile
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from typing import Any
+from typing import IO, Any
 
 from pipes.datapipe import IterDataPipe, functional_datapipe
 from pipes.errors import DataError
 from pipes.formats.encode import encode
 from pipes.formats.webdataset import split_path
 from pipes.run import Run
+from pipes.sources.s3_client import S3Store
+from pipes.sources.s3_names import split_s3_url
+from pipes.sources.s3_options import S3Options
 from pipes.stages.wrapping import as_pipe
 from pipes.state import Capture, Position
 
@@ -73,15 +78,17 @@ def pack(name: str, data: bytes) -> bytes:
 
 
 class _Shard:
-    """The shard that is being written: a file beside its final place."""
+    """The shard that is being written: a file beside its final place, or one without a name on its way to `store`."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, store: S3Store | None) -> None:
         self.name = name
         self.count = self.size = 0
+        self._store = store
         folder, base = os.path.split(name)
-        self._part = os.path.join(folder, f".{base}.part")
-        os.makedirs(folder, exist_ok=True)
-        self._file = open(self._part, "wb")  # noqa: SIM115
+        self._part = "" if store is not None else os.path.join(folder, f".{base}.part")
+        if store is None:
+            os.makedirs(folder, exist_ok=True)
+        self._file: IO[bytes] = tempfile.TemporaryFile() if store is not None else open(self._part, "wb")  # noqa: SIM115
 
     def add(self, members: list[tuple[str, bytes]]) -> None:
         for name, data in members:
@@ -91,13 +98,18 @@ class _Shard:
     def finish(self) -> None:
         self._file.write(bytes(-(self.size + 2 * _BLOCK) % _RECORD + 2 * _BLOCK))
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._store is not None:
+            self._file.seek(0)
+            self._store.put(self.name, self._file)
+        else:
+            os.fsync(self._file.fileno())
+            os.replace(self._part, self.name)
         self._file.close()
-        os.replace(self._part, self.name)
 
     def drop(self) -> None:
         self._file.close()
-        os.unlink(self._part)
+        if self._store is None:
+            os.unlink(self._part)
 
 
 class _WebDatasetSaverRun(Run):
@@ -110,22 +122,27 @@ class _WebDatasetSaverRun(Run):
     def elements(self) -> Iterator[str]:
         pipe, source = self.pipe, iter(self.inputs[0])
         for first in source:
-            shard = _Shard(pipe.shard_name(self.context.stream, self.shards))
+            name = pipe.shard_name(self.context.stream, self.shards)
+            shard: _Shard = self._noting(name, _Shard, name, pipe.store())
             try:
                 for sample in chain((first,), source):
-                    try:
-                        shard.add(members_of(sample))
-                    except (DataError, ImportError, OSError) as error:
-                        self.note(error, sample)
-                        raise
+                    shard.add(self._noting(sample, members_of, sample))
                     if shard.count >= pipe.maxcount or shard.size >= pipe.maxsize:
                         break
-                shard.finish()
+                self._noting(shard.name, shard.finish)
             except BaseException:
                 shard.drop()
                 raise
             self.shards += 1
             yield shard.name
+
+    def _noting(self, subject: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return `function(*arguments)`; an error gets the note that names stage and `subject`."""
+        try:
+            return function(*arguments)
+        except BaseException as error:
+            self.note(error, subject)
+            raise
 
     def capture(self) -> Capture:
         return self.shards
@@ -141,17 +158,18 @@ class WebDatasetSaver(IterDataPipe[str]):
     Args:
         datapipe: gives samples: dicts with a str under "__key__" and fields whose name is their extension. Values are
             bytes, streams, or what `pipes.formats.encode` knows.
-        target: a folder (str or path), which is made where needed.
+        target: a folder (str or path), which is made where needed, or `s3://bucket/any/folder`.
         prefix: what the shards' names begin with: "train" gives `train-000-000000.tar`, `train-000-000001.tar`, …; the
             first number is that of the stream (worker of each rank), the second counts its shards.
         maxcount: samples in a shard.
         maxsize: bytes at which a shard ends; it exceeds them by less than one sample.
+        options: of the store, see `S3Options`.
 
     Names that begin with "__" are not written. A shard that is there already is replaced; others are left alone, so
     write each data set into a folder of its own. Equal samples in equal order give equal bytes.
 
     Raises ValueError for settings that are wrong; while iterating, DataError for a sample that cannot be written, so
-    that `.webdataset()` would give it back, OSError where files cannot be.
+    that `.webdataset()` would give it back, OSError where files cannot be, the Store errors of a store.
 
     >>> import tempfile
     >>> from pipes.iter import FileLister, IterableWrapper
@@ -175,6 +193,7 @@ class WebDatasetSaver(IterDataPipe[str]):
         *,
         maxcount: int = 100_000,
         maxsize: int = 1 << 30,
+        options: S3Options | None = None,
     ) -> None:
         if maxcount < 1 or maxsize < 1:
             raise ValueError(f"maxcount={maxcount}, maxsize={maxsize}: a shard holds at least one sample")
@@ -185,7 +204,17 @@ class WebDatasetSaver(IterDataPipe[str]):
         self.prefix = prefix
         self.maxcount = maxcount
         self.maxsize = maxsize
+        self.options = options
+        self._store = None
+        if self.target.startswith("s3://"):
+            split_s3_url(self.target, prefix=True)
+            self._store = S3Store(options)
+
+    def store(self) -> S3Store | None:
+        """The store of the shards; None for local files."""
+        return self._store
 
     def shard_name(self, stream: int, number: int) -> str:
         """The full name of a stream's shard."""
-        return os.path.join(os.path.abspath(self.target), f"{self.prefix}-{stream:03d}-{number:06d}.tar")
+        folder = os.path.abspath(self.target) if self._store is None else self.target.rstrip("/")
+        return os.path.join(folder, f"{self.prefix}-{stream:03d}-{number:06d}.tar")
