@@ -36,27 +36,42 @@ class Decoder:
 
     By the last extension ("seg.png" is a PNG): images become `images`: "numpy" (uint8, height x width x channels),
     "torch" (uint8, channels x height x width) or "pil", converted to `mode` ("RGB"; "L" has no channel axis in numpy;
-    None keeps the file's own); `json`; `txt` and `text` as str; `cls`, `cls2`, `index`, `id` as int; `npy` as an array.
+    None keeps the file's own), turned upright as its EXIF data says if `upright`, and refused before its pixels are
+    unpacked if it has more than `max_pixels`, which stands beside Pillow's own `Image.MAX_IMAGE_PIXELS`; `json`;
+    `txt` and `text` as str; `cls`, `cls2`, `index`, `id` as int; `npy` as an array.
     `pkl` and `pt` files can run code when they are read, so they stay bytes unless `unsafe=True`. All else stays bytes.
     Streams are read and closed. The sample itself is not changed; a new one of its own type comes back.
 
     Raises:
         DataError: a field does not decode; names the sample's key and the field.
         ImportError: an image, and Pillow is not installed.
-        ValueError: `images` is none of the three.
+        ValueError: `images` is none of the three, or `max_pixels` is less than 1.
     """
 
     def __init__(
-        self, images: Literal["numpy", "pil", "torch"] = "numpy", *, mode: str | None = "RGB", unsafe: bool = False
+        self,
+        images: Literal["numpy", "pil", "torch"] = "numpy",
+        *,
+        mode: str | None = "RGB",
+        unsafe: bool = False,
+        upright: bool = False,
+        max_pixels: int = 89_478_485,  # 256 MiB of RGB, where Pillow starts to warn
     ) -> None:
         if images not in ("numpy", "pil", "torch"):
             raise ValueError(f"images={images!r} is not one of 'numpy', 'pil', 'torch'")
+        if max_pixels < 1:
+            raise ValueError(f"max_pixels={max_pixels} is less than 1")
         self.images = images
         self.mode = mode
         self.unsafe = unsafe
+        self.upright = upright
+        self.max_pixels = max_pixels
 
     def __repr__(self) -> str:
-        return f"Decoder(images={self.images!r}, mode={self.mode!r}, unsafe={self.unsafe})"
+        return (
+            f"Decoder(images={self.images!r}, mode={self.mode!r}, unsafe={self.unsafe}, "
+            f"upright={self.upright}, max_pixels={self.max_pixels})"
+        )
 
     def __call__(self, sample: Any) -> Any:
         decoded = {}
@@ -98,10 +113,15 @@ class Decoder:
     def _image(self, data: bytes) -> Any:
         try:
             from PIL import Image as pillow
+            from PIL import ImageOps
         except ImportError as error:
             raise ImportError('decoding images needs Pillow: pip install "pipes[images]"') from error
         with pillow.open(io.BytesIO(data)) as opened:
-            image: Image = opened.convert(self.mode) if self.mode is not None else opened
+            width, height = opened.size
+            if width * height > self.max_pixels:
+                raise ValueError(f"an image of {width} x {height} has more than max_pixels={self.max_pixels}")
+            turned: Image = ImageOps.exif_transpose(opened) if self.upright else opened
+            image = turned.convert(self.mode) if self.mode is not None else turned
             image.load()
         if self.images == "pil":
             return image

@@ -76,6 +76,51 @@ def test_modes() -> None:
     assert Decoder("pil", mode=None)(grey)["png"].mode == "L"
 
 
+def test_alpha_in_every_form() -> None:
+    buffer = io.BytesIO()
+    Image.new("RGBA", (4, 3), (1, 2, 3, 4)).save(buffer, "png")
+    data = {"__key__": "a", "png": buffer.getvalue()}
+    assert Decoder(mode="RGBA")(data)["png"][2, 3].tolist() == [1, 2, 3, 4]
+    assert Decoder("torch", mode="RGBA")(data)["png"][:, 2, 3].tolist() == [1, 2, 3, 4]
+    assert Decoder("pil", mode="RGBA")(data)["png"].getpixel((3, 2)) == (1, 2, 3, 4)
+    assert decode(data)["png"][2, 3].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
+@pytest.mark.parametrize("images", ["numpy", "torch", "pil"])
+def test_exif_orientation_by_choice(kind: str, images: Any) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored lying on its side: turn it a quarter clockwise
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 3)).save(buffer, kind, exif=exif)
+    data = {"__key__": "a", kind: buffer.getvalue()}
+
+    def shape(value: Any) -> tuple[int, ...]:
+        return tuple(np.array(value).shape) if images != "torch" else tuple(value.permute(1, 2, 0).shape)
+
+    assert shape(Decoder(images)(data)[kind]) == (3, 4, 3)
+    assert shape(Decoder(images, upright=True)(data)[kind]) == (4, 3, 3)
+
+
+@pytest.mark.parametrize("mode", ["RGB", None])
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+def test_truncated_images_are_errors_that_name_the_sample(kind: str, mode: str | None) -> None:
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(buffer, kind)
+    whole = buffer.getvalue()
+    for size in (0, 10, len(whole) // 4, len(whole) // 2, len(whole) * 3 // 4):
+        with pytest.raises(DataError, match=rf"sample 'd/a': field '{kind}' does not decode"):
+            Decoder(mode=mode)({"__key__": "d/a", kind: whole[:size]})
+
+
+def test_large_images_are_refused_before_they_are_unpacked() -> None:
+    data = {"__key__": "d/a", "png": picture("png")}
+    assert Decoder(max_pixels=12)(data)["png"].shape == (3, 4, 3)
+    with pytest.raises(DataError, match=r"'d/a': field 'png' does not decode: .* 4 x 3 has more than max_pixels=11"):
+        Decoder(max_pixels=11)(data)
+
+
 def test_images_can_be_written_to() -> None:
     done = decode({"__key__": "a", "png": picture("png")})
     done["png"][0, 0, 0] = 1
@@ -122,9 +167,11 @@ def test_pickles_by_choice() -> None:
 
 def test_settings() -> None:
     decoder = pickle.loads(pickle.dumps(Decoder("torch", mode="L", unsafe=True)))
-    assert repr(decoder) == "Decoder(images='torch', mode='L', unsafe=True)"
+    assert repr(decoder) == "Decoder(images='torch', mode='L', unsafe=True, upright=False, max_pixels=89478485)"
     with pytest.raises(ValueError, match="images='jax' is not one of"):
         Decoder("jax")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="max_pixels=0 is less than 1"):
+        Decoder(max_pixels=0)
 
 
 def test_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
