@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pipes.stages.selecting import Cycler, Enumerator, Header, Skipper
     from pipes.stages.sharding import ShardingFilter
     from pipes.stages.shuffling import Shuffler
+    from pipes.stages.threads import ThreadPoolMapper
     from pipes.stages.wrapping import MapToIterConverter
 
     A = TypeVarWithDefault("A", default=Any)
@@ -415,6 +416,49 @@ class ChainedIter(Generic[T_co]):
 
     def skip(self, count: int) -> Skipper[T_co]:
         """Leave out the first `count` elements."""
+        raise NotImplementedError
+
+    @overload
+    def threadpool_map(
+        self,
+        fn: Callable[..., R],
+        *,
+        scheduled_tasks: int = 128,
+        max_workers: int | None = None,
+        thread_name_prefix: str = "",
+        initializer: Callable[..., Any] | None = None,
+        initargs: tuple[Any, ...] = (),
+        rng: bool = False,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+    ) -> ThreadPoolMapper[R]:
+        """Give what `.map` gives, in the same order, with up to `max_workers` calls of `fn` at a time, each in a
+        thread."""
+        raise NotImplementedError
+
+    @overload
+    def threadpool_map(
+        self,
+        fn: Callable[..., Any],
+        input_col: Any,
+        output_col: Any = None,
+        scheduled_tasks: int = 128,
+        max_workers: int | None = None,
+        *,
+        thread_name_prefix: str = "",
+        initializer: Callable[..., Any] | None = None,
+        initargs: tuple[Any, ...] = (),
+        rng: bool = False,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+    ) -> ThreadPoolMapper[Any]:
+        """Give what `.map` gives, in the same order, with up to `max_workers` calls of `fn` at a time, each in a
+        thread."""
+        raise NotImplementedError
+
+    def threadpool_map(self, *args: Any, **kwargs: Any) -> Any:
+        """Give what `.map` gives, in the same order, with up to `max_workers` calls of `fn` at a time, each in a
+        thread."""
         raise NotImplementedError
 
     def to_device(

@@ -27,6 +27,9 @@ __all__ = ["Context"]
 class Context:
     """One stream of one epoch of one graph, and the runs opened for it."""
 
+    #: Whether stages should finish an element before they take the next, so that it is known which one they die of.
+    one_by_one = False
+
     def __init__(
         self,
         last: Node,

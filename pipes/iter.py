@@ -23,6 +23,7 @@ from pipes.stages.selecting import Cycler, Enumerator, Header, Skipper
 from pipes.stages.sharding import ShardingFilter
 from pipes.stages.shuffling import Shuffler
 from pipes.stages.splitting import Demultiplexer, Forker
+from pipes.stages.threads import ThreadPoolMapper
 from pipes.stages.wrapping import IterableWrapper, MapToIterConverter
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "Skipper",
     "StreamReader",
     "TarArchiveLoader",
+    "ThreadPoolMapper",
     "UnBatcher",
     "WebDataset",
     "WebDatasetSaver",

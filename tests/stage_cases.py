@@ -164,6 +164,12 @@ CASES: dict[str, Case] = {
     "iter.Skipper": lambda at: texts().shuffle(3).skip(2),
     "iter.StreamReader": lambda at: at.files("*.txt").read_from_stream(30).map(lambda pair: [pair[1].decode()]),
     "iter.TarArchiveLoader": lambda at: at.files("*.tar").load_from_tar().map(read),
+    "iter.ThreadPoolMapper": lambda at: texts(40).shuffle(4).threadpool_map(
+        lambda text: text + "x", scheduled_tasks=20, max_workers=2
+    ),
+    "iter.ThreadPoolMapper with rng": lambda at: (
+        texts().threadpool_map(draw, rng=True, scheduled_tasks=3, max_workers=2).shuffle(4)
+    ),
     "iter.UnBatcher": lambda at: texts().batch(4).unbatch(),
     "iter.WebDataset": lambda at: samples(at).shuffle(3),
     "iter.WebDatasetSaver": lambda at: (

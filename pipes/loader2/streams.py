@@ -34,6 +34,7 @@ from pipes.stages.filtering import Filter
 from pipes.stages.mapping import Mapper
 from pipes.stages.selecting import Enumerator, Header, Skipper
 from pipes.stages.sharding import ShardingFilter
+from pipes.stages.threads import ThreadPoolMapper
 from pipes.stages.wrapping import IterableWrapper, SequenceWrapper
 from pipes.state import Captures, Table
 
@@ -130,7 +131,7 @@ def unit_size(graph: Node) -> int:
     node = graph
     while not getattr(node, "forms_batches", False):
         sources = inputs_of(node)
-        if not isinstance(node, _PASSING) or len(sources) != 1:
+        if not isinstance(node, (*_PASSING, ThreadPoolMapper)) or len(sources) != 1:
             return _UNIT
         node = sources[0]
     return 1

@@ -179,6 +179,8 @@ class _Noted(list[Any]):
 class TracedContext(Context):
     """A context whose stages are traced."""
 
+    one_by_one = True
+
     def __init__(self, tracing: Tracing, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._tracing = tracing

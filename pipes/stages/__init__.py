@@ -14,5 +14,6 @@ MODULES = (
     "sharding",
     "shuffling",
     "splitting",
+    "threads",
     "wrapping",
 )
