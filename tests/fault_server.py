@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import re
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -39,6 +40,8 @@ class Step:
     status: int = 200
     code: str = ""
     headers: dict[str, str] = field(default_factory=dict)
+    text: str = ""
+    """Body of an error answer, in place of the usual one."""
     cut: int | None = None
     """Close after this many body bytes of the answer, whatever Content-Length promised."""
     reset: bool = False
@@ -69,7 +72,9 @@ class Request:
 class FaultServer:
     """Serves `objects` as bucket `bucket` on a free port of the loopback."""
 
-    def __init__(self, objects: dict[str, bytes] | None = None, bucket: str = "bkt") -> None:
+    def __init__(
+        self, objects: dict[str, bytes] | None = None, bucket: str = "bkt", tls: ssl.SSLContext | None = None
+    ) -> None:
         self.objects = dict(objects or {})
         self.etags: dict[str, str] = {}
         self.bucket = bucket
@@ -82,12 +87,15 @@ class FaultServer:
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.fault = self
+        self._scheme = "https" if tls else "http"
+        if tls:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return f"{self._scheme}://127.0.0.1:{self._server.server_address[1]}"
 
     def reset(self, objects: dict[str, bytes]) -> None:
         """Begin again with these objects: no scripts, no tags of their own, nothing seen."""
@@ -160,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
         if step.stall and step.cut is None:
             time.sleep(step.stall)
         if step.status != 200:
-            self._error(step.status, step.code, step.headers)
+            self._error(step.status, step.code, step.headers, step.text)
         elif any(self.headers.get(name) != value for name, value in fault.needed.items()):
             self._error(400, "InvalidRequest", step.headers)
         elif bucket != fault.bucket:
@@ -223,9 +231,9 @@ class _Handler(BaseHTTPRequestHandler):
             status, body = 206, body[start : end + 1]
         return self._send(status, headers, body, step)
 
-    def _error(self, status: int, code: str, headers: dict[str, str]) -> None:
+    def _error(self, status: int, code: str, headers: dict[str, str], text: str = "") -> None:
         code = code or {403: "AccessDenied", 404: "NoSuchKey", 429: "TooManyRequests", 503: "SlowDown"}.get(status, "")
-        text = f"<Error><Code>{code}</Code><Message>told to fail</Message><RequestId>REQ7</RequestId></Error>"
+        text = text or f"<Error><Code>{code}</Code><Message>told to fail</Message><RequestId>REQ7</RequestId></Error>"
         self._send(status, {"Content-Type": "application/xml", **headers}, text.encode(), Step())
 
     def _send(self, status: int, headers: dict[str, str], body: bytes, step: Step) -> None:

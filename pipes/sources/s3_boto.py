@@ -6,6 +6,7 @@ It shows statuses, headers and request ids, which the retry loop needs, and is w
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime
 from html import unescape
 from typing import Any, Protocol
@@ -95,8 +96,9 @@ def make_boto_client(session: Any, options: S3Options) -> Any:
 class BotoTransport:
     """Opens objects and lists pages through one boto3 client; every problem comes out as an S3Failure."""
 
-    def __init__(self, client: Any, options: S3Options) -> None:
+    def __init__(self, client: Any, options: S3Options, remake: Callable[[], Any] | None = None) -> None:
         self.client = client
+        self._remake = remake
         self._payer = {"RequestPayer": "requester"} if options.requester_pays else {}
         self._object = dict[str, Any](self._payer)
         if options.customer_key is not None:
@@ -129,11 +131,14 @@ class BotoTransport:
         named = {"Bucket": bucket, "Key": key, "UploadId": upload, "PartNumber": number}
         return self._call("upload_part", **named, Body=data, ContentMD5=md5, **self._object)["ETag"]  # type: ignore[no-any-return]
 
-    def complete(self, bucket: str, key: str, upload: str, etags: list[str]) -> str | None:
+    def complete(self, bucket: str, key: str, upload: str, etags: list[str]) -> str:
         """Make the object of its parts' ETags, in order; its own."""
         parts = {"Parts": [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]}
         named = {"Bucket": bucket, "Key": key, "UploadId": upload, "MultipartUpload": parts}
-        return self._call("complete_multipart_upload", **named, **self._object).get("ETag")  # type: ignore[no-any-return]
+        etag = self._call("complete_multipart_upload", **named, **self._object).get("ETag")
+        if not etag:  # botocore takes a cut answer for a good one
+            raise S3Failure("cut", "the answer to the end of the upload was cut")
+        return str(etag)
 
     def abort(self, bucket: str, key: str, upload: str) -> None:
         """Drop an upload and its parts."""
@@ -162,7 +167,15 @@ class BotoTransport:
         try:
             return getattr(self.client, method)(**asked)
         except (BotoCoreError, ClientError, OSError) as error:
-            raise failure_of_boto(error) from error
+            failure = failure_of_boto(error)
+            if failure.kind == "expired":
+                self.renew()
+            raise failure from error
+
+    def renew(self) -> None:
+        """Go on with a client that has asked for its credentials anew; one that the user passed stays."""
+        if self._remake is not None:
+            self.client = self._remake()
 
 
 class _BotoBody:
@@ -212,7 +225,8 @@ def failure_of_boto(error: Exception) -> S3Failure:
     if isinstance(error, (boto.ReadTimeoutError, boto.ConnectTimeoutError)):
         return S3Failure("timeout", "the store did not answer in time")
     if isinstance(error, boto.SSLError):
-        return S3Failure("refused", f"no trusted TLS connection ({error}); verify= takes the path of a CA bundle")
+        advice = "verify= or AWS_CA_BUNDLE takes the path of a CA bundle"
+        return S3Failure("refused", f"no trusted TLS connection ({error}); {advice}")
     if isinstance(error, (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError)):
         return S3Failure("denied", f"no usable credentials ({error})")
     if isinstance(error, (boto.ResponseStreamingError, boto.IncompleteReadError)):

@@ -148,7 +148,12 @@ class S3Store:
         if expected is not None and stop is not None:
             expected = min(expected, stop - start)
         if attempt == 0 and self._use_obstore(bucket, key, expected):
-            body = self._clients().obstore(bucket).open(bucket, key, start, etag, stop)
+            clients = self._clients()
+            try:
+                body = clients.obstore(bucket).open(bucket, key, start, etag, stop)
+            except S3Failure as failure:
+                clients.after_failure(bucket, failure)
+                raise
         else:
             body = self._clients().boto().open(bucket, key, start, etag, stop)
         self._last_size = body.size
@@ -230,10 +235,20 @@ class _Clients:
 
     def _make_boto(self) -> BotoTransport:
         client = self._options.own_client
-        if client is None:
-            self._session = make_boto_session(self._options)
-            client = make_boto_client(self._session, self._options)
-        return BotoTransport(client, self._options)
+        if client is not None:
+            return BotoTransport(client, self._options)
+        return BotoTransport(self._new_client(), self._options, self._new_client)
+
+    def _new_client(self) -> Any:
+        self._session = make_boto_session(self._options)
+        return make_boto_client(self._session, self._options)
+
+    def after_failure(self, bucket: str, failure: S3Failure) -> None:
+        """Let obstore begin anew where boto3 learns better: new credentials, or the region that the bucket is in."""
+        if failure.kind == "expired":
+            self.boto().renew()
+        if failure.kind in ("expired", "unclear"):
+            self._obstore.pop(bucket, None)
 
 
 _shared: weakref.WeakValueDictionary[tuple[int, S3Options], _Clients] = weakref.WeakValueDictionary()

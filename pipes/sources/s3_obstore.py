@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pipes.sources.s3_boto import S3Body, failure_of_boto
 from pipes.sources.s3_options import S3Options
@@ -67,21 +67,16 @@ class ObstoreTransport:
     """Opens objects of one bucket through obstore; every problem comes out as an S3Failure."""
 
     def __init__(self, session: Any, boto_client: Any, options: S3Options, bucket: str) -> None:
-        from botocore.exceptions import BotoCoreError
         from obstore.store import S3Store
 
         global _used
         _used = True
-        # Where botocore would send this bucket's requests: endpoint rules and addressing style are its business.
-        try:
-            place = urlsplit(boto_client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": "k"}))
-        except BotoCoreError as error:
-            raise failure_of_boto(error) from error
+        place, region = _where(boto_client, bucket)
         endpoint = f"{place.scheme}://{place.netloc}"
         config: Any = {
             "endpoint": endpoint,
             "aws_endpoint_url_s3": endpoint,
-            "region": boto_client.meta.region_name,
+            "region": region,
             "virtual_hosted_style_request": not place.path.startswith(f"/{bucket}/"),
             "skip_signature": options.unsigned,
             "request_payer": options.requester_pays,
@@ -128,6 +123,29 @@ class ObstoreTransport:
             return _ObstoreBody(obstore.get(self._store, key, options=asked))
         except (BaseError, OSError, ValueError) as error:
             raise _failure(error) from error
+
+
+def _where(boto_client: Any, bucket: str) -> tuple[SplitResult, str]:
+    """Where botocore would send this bucket's requests, and for which region it would sign them.
+
+    Endpoint rules, addressing style and buckets found in other regions are its business.
+    """
+    from botocore.exceptions import BotoCoreError
+
+    regions = [boto_client.meta.region_name]
+
+    def note(builtins: dict[str, Any], **_: Any) -> None:
+        regions.append(builtins.get("AWS::Region") or regions[0])
+
+    events = boto_client.meta.events
+    events.register_last("before-endpoint-resolution.s3", note)
+    try:
+        url = boto_client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": "k"})
+    except BotoCoreError as error:
+        raise failure_of_boto(error) from error
+    finally:
+        events.unregister("before-endpoint-resolution.s3", note)
+    return urlsplit(url), regions[-1]
 
 
 class _ObstoreBody:

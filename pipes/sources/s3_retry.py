@@ -6,6 +6,7 @@ Contract
   is not counted). A body that brought `_GOOD_BYTES` since the last failure has earned its attempts back.
 - A wait is drawn from 0 to `backoff * 2**(failures - 1)` (full jitter), and is never shorter than Retry-After. A
   Retry-After beyond the deadline fails at once.
+- Expired credentials are asked for anew once, through boto3; what is refused then is an error.
 - What cannot get better (missing, denied, changed, a setting that is wrong) is raised after one request.
 - The error names bucket, key, status, attempts and request id; never a key, a token or a signature.
 """
@@ -30,11 +31,22 @@ from pipes.sources.s3_options import S3Options
 __all__ = ["Attempts", "Kind", "S3Failure", "failure_of_answer", "retry_after_seconds"]
 
 Kind = Literal[
-    "missing", "denied", "changed", "refused", "throttled", "server", "timeout", "connection", "cut", "unclear"
+    "missing",
+    "denied",
+    "expired",
+    "changed",
+    "refused",
+    "throttled",
+    "server",
+    "timeout",
+    "connection",
+    "cut",
+    "unclear",
 ]
 T = TypeVar("T")
 
 _PASSING = frozenset({"throttled", "server", "timeout", "connection", "cut", "unclear"})
+_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
 _THROTTLED = frozenset({429, 503, 509})
 _SERVER = frozenset({408, 500, 502, 504})
 _LONGEST_WAIT = 5.0
@@ -63,6 +75,8 @@ class S3Failure(Exception):
 
 def _kind(status: int, code: str) -> Kind:
     """What an error answer of the store means for the one who asked."""
+    if code in _EXPIRED:
+        return "expired"
     if code in ("SlowDown", "RequestLimitExceeded", "Throttling", "ThrottlingException") or status in _THROTTLED:
         return "throttled"
     if code in ("RequestTimeout", "InternalError") or status in _SERVER:
@@ -86,6 +100,7 @@ def failure_of_answer(
         "throttled": "the store asks to slow down",
         "server": "the store failed",
         "denied": f"the store denied access: {reason}",
+        "expired": f"the credentials have expired: {reason}",
     }.get(kind, f"the store refused: {reason}")
     return S3Failure(kind, what, status=status, code=code, request_id=request_id, retry_after=retry_after)
 
@@ -113,6 +128,7 @@ class Attempts:
         self._options, self._bucket, self._key = options, bucket, key
         self._spent = 0.0
         self._good = 0
+        self._renewed = False
 
     def run(self, request: Callable[[int], T]) -> T:
         """Call `request` with the number of failures so far until it answers; raise a StoreError when it is enough."""
@@ -137,6 +153,9 @@ class Attempts:
         """Wait for the next attempt of what began at `began` (monotonic seconds), or raise the error."""
         self.failures += 1
         self._good = 0
+        if failure.kind == "expired" and not self._renewed:
+            self._renewed = True  # the clients have asked for new ones
+            return
         if failure.kind not in _PASSING:
             raise self.error(failure) from failure
         options = self._options
@@ -177,6 +196,7 @@ class Attempts:
 _CLASSES: dict[Kind, type[StoreError]] = {
     "missing": StoreNotFoundError,
     "denied": StorePermissionError,
+    "expired": StorePermissionError,
     "timeout": StoreTimeoutError,
     "throttled": StoreConnectionError,
     "server": StoreConnectionError,
@@ -197,7 +217,7 @@ def _advice(failure: S3Failure) -> str:
     if failure.code in ("SignatureDoesNotMatch", "InvalidAccessKeyId", "ExpiredToken", "InvalidToken"):
         return " Check the credentials (environment, profile, or access_key= and secret_key=)."
     if failure.code == "RequestTimeTooSkewed":
-        return " Set this machine's clock."
+        return " Its clock and the store's are too far apart: set this machine's clock."
     if failure.kind == "denied" and failure.status is None:
         return " Give some (environment, profile=, access_key= and secret_key=), or unsigned=True for a public bucket."
     if failure.kind == "denied":
