@@ -19,7 +19,7 @@ from pipes.loader2 import DataLoader2, MultiProcessingReadingService
 from pipes.loader2.fake_device import FakeDevice, Reading
 from pipes.moving import Sender
 
-pytestmark = pytest.mark.usefixtures("no_residue")
+pytestmark = [pytest.mark.race, pytest.mark.usefixtures("no_residue")]
 
 COUNT = 24
 #: Numbers of a batch: 256 KiB.
