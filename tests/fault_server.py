@@ -53,6 +53,8 @@ class Step:
     etag: str | None = None
     body: bytes | None = None
     """From this request on the object has this body."""
+    wrong_at: int | None = None
+    """One bit of this byte of the answer's body is turned."""
     ignore_range: bool = False
     ignore_match: bool = False
     forever: bool = False
@@ -247,6 +249,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
+        if step.wrong_at is not None:
+            body = body[: step.wrong_at] + bytes([body[step.wrong_at] ^ 1]) + body[step.wrong_at + 1 :]
         if step.cut is None:
             self.wfile.write(body)
             return

@@ -7,6 +7,7 @@ MODULES = (
     "local_stream",
     "s3",
     "s3_boto",
+    "s3_checksum",
     "s3_client",
     "s3_fetch",
     "s3_loading",

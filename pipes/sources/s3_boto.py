@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
+from pipes.sources.s3_checksum import Checksum, checksum_of_headers
 from pipes.sources.s3_names import S3Object
 from pipes.sources.s3_options import S3Options
 from pipes.sources.s3_retry import S3Failure, failure_of_answer, retry_after_seconds
@@ -31,6 +32,8 @@ class S3Body(Protocol):
     etag: str | None
     start: int
     """Offset in the object of the body's first byte."""
+    checksum: Checksum | None
+    """Of the whole object, where it was asked for and told."""
 
     def read(self, limit: int) -> bytes:
         """The next bytes, about `limit` of them and at least one; empty at the end. Raises S3Failure."""
@@ -90,6 +93,8 @@ def make_boto_client(session: Any, options: S3Options) -> Any:
         config=Config(**settings),
     )
     _read_pages_ourselves(client)
+    if options.checksum:
+        client.meta.events.register("before-call.s3.GetObject", _ask_for_checksum)
     return client
 
 
@@ -99,6 +104,7 @@ class BotoTransport:
     def __init__(self, client: Any, options: S3Options, remake: Callable[[], Any] | None = None) -> None:
         self.client = client
         self._remake = remake
+        self._checksum = options.checksum
         self._payer = {"RequestPayer": "requester"} if options.requester_pays else {}
         self._object = dict[str, Any](self._payer)
         if options.customer_key is not None:
@@ -111,12 +117,20 @@ class BotoTransport:
             asked["Range"] = f"bytes={start}-{stop - 1 if stop else ''}"
         if etag and not etag.startswith("W/"):
             asked["IfMatch"] = etag
-        return _BotoBody(self._call("get_object", Bucket=bucket, Key=key, **asked))
+        body = _BotoBody(self._call("get_object", Bucket=bucket, Key=key, **asked))
+        if not self._checksum:
+            body.checksum = None
+        return body
 
     def head(self, bucket: str, key: str) -> tuple[int, str | None]:
         """The object's present size in bytes and ETag."""
         answer = self._call("head_object", Bucket=bucket, Key=key, **self._object)
         return answer["ContentLength"], answer.get("ETag")
+
+    def checksum(self, bucket: str, key: str) -> tuple[str | None, Checksum | None]:
+        """The object's present ETag, and its checksum where the store keeps one."""
+        answer = self._call("head_object", Bucket=bucket, Key=key, ChecksumMode="ENABLED", **self._object)
+        return answer.get("ETag"), checksum_of_headers(answer["ResponseMetadata"]["HTTPHeaders"])
 
     def put(self, bucket: str, key: str, data: bytes, md5: str) -> str | None:
         """Write a whole object, of which `md5` is the base64 digest; its ETag."""
@@ -191,6 +205,8 @@ class _BotoBody:
         except (TypeError, ValueError) as error:
             self._body.close()
             raise S3Failure("refused", f"no usable length (Content-Length {length}, Content-Range {span!r})") from error
+        headers = {} if span else answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        self.checksum = checksum_of_headers(headers)
         if not self.size:
             self.read(1)  # gives the connection back
 
@@ -241,6 +257,12 @@ def failure_of_boto(error: Exception) -> S3Failure:
 
 
 Row = tuple[str, int, str | None, datetime | None]
+
+
+def _ask_for_checksum(params: dict[str, Any], **_: Any) -> None:
+    """Not by botocore's parameter, which would have it check the body as well, where it can, and then say it cut."""
+    if "Range" not in params["headers"]:
+        params["headers"]["x-amz-checksum-mode"] = "ENABLED"
 
 
 def _read_pages_ourselves(client: Any) -> None:

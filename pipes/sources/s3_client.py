@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from pipes.errors import ChangedDataError
 from pipes.sources.s3_boto import BotoTransport, S3Body, make_boto_client, make_boto_session, need_boto3
+from pipes.sources.s3_checksum import Checksum
 from pipes.sources.s3_names import S3Object, split_s3_url
 from pipes.sources.s3_obstore import ObstoreTransport, can_name, can_run
 from pipes.sources.s3_options import S3Options
@@ -162,6 +163,10 @@ class S3Store:
     def head(self, bucket: str, key: str) -> tuple[int, str | None]:
         """The object's present size in bytes and ETag; raises S3Failure."""
         return self._clients().boto().head(bucket, key)
+
+    def checksum(self, bucket: str, key: str) -> tuple[str | None, Checksum | None]:
+        """The object's present ETag, and its checksum where the store keeps one; raises S3Failure."""
+        return self._clients().boto().checksum(bucket, key)
 
     def uploads(self) -> BotoTransport:
         """What sends single requests of an upload; they raise S3Failure."""

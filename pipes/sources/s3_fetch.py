@@ -339,6 +339,7 @@ class ReadAhead:
         with self._lock:
             if not fetch.answered and fetch.parts and fetch.parts[0] is part:
                 fetch.answered, fetch.size, fetch.etag = True, stream.size, stream.etag
+                fetch.checksum = stream.checksum
                 if fetch.next >= stream.size:
                     self._queue.pop(fetch, None)
                 else:

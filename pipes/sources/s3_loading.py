@@ -53,7 +53,7 @@ class FetchedStream(S3Stream):
             raise self._store.changed(self._bucket, self._key, f"ETag {self.etag}", f"ETag {found}")
         self.etag = self.etag or found
 
-    def _receive(self, limit: int) -> bytes:
+    def _bring(self, limit: int) -> bytes:
         while (fetch := self._fetch) is not None:
             if not self._ahead.here():
                 self._fetch = None
@@ -67,17 +67,22 @@ class FetchedStream(S3Stream):
                 self._leave()
                 break
             offset, data = came
+            self.checksum = self.checksum or fetch.checksum
             if not data:
                 return b""
             before, self._arrived = self._arrived, max(self._arrived, offset + len(data))
             if self._arrived > before:  # else it was skipped over
                 return data[before - offset :] if before > offset else data
-        return super()._receive(limit)
+        return super()._bring(limit)
 
     def _go_to(self, offset: int) -> None:
         super()._go_to(offset)
         if self._fetch is not None and self._ahead.here():
             self._ahead.skip(self._fetch, offset)
+
+    def _read_again(self, given: int, found: str) -> bytes:
+        self._leave()
+        return super()._read_again(given, found)
 
     def _leave(self) -> None:
         fetch, self._fetch = self._fetch, None

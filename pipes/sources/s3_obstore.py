@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from pipes.sources.s3_boto import S3Body, failure_of_boto
+from pipes.sources.s3_checksum import Checksum
 from pipes.sources.s3_options import S3Options
 from pipes.sources.s3_retry import S3Failure, failure_of_answer
 
@@ -152,6 +153,7 @@ class _ObstoreBody:
     def __init__(self, answer: Any) -> None:
         meta = answer.meta
         self.etag: str | None = meta["e_tag"]
+        self.checksum: Checksum | None = None  # it does not show it
         self.size: int = meta["size"]
         self.start, self._stop = answer.range
         self._answer: Any = answer

@@ -41,6 +41,8 @@ class S3Options:
     requester_pays: bool = False
     sse_customer_key: str | bytes | None = None
     """Of objects encrypted with a key of yours (SSE-C): 32 bytes, or their base64. Listing needs none. boto3 only."""
+    checksum: bool = False
+    """Check whole objects against the checksum that the store keeps, where it keeps one. boto3 only."""
     path_style: bool | None = None
     """`host/bucket/key` in place of `bucket.host/key`; by default for endpoints other than Amazon's own."""
     client: Any = "auto"
@@ -69,6 +71,9 @@ class S3Options:
             raise ValueError("session_token needs access_key and secret_key")
         if self.sse_customer_key is not None:
             self._check_customer_key()
+        if self.client == "obstore" and self.boto3_only:
+            name = "checksum" if self.checksum else "sse_customer_key"
+            raise ValueError(f'{name} goes with client="boto3" or "auto", which then reads through boto3')
         if self.attempts < 1:
             raise ValueError(f"attempts={self.attempts}: at least one request has to be made")
         for name in ("backoff", "deadline", "connect_timeout", "read_timeout"):
@@ -82,8 +87,6 @@ class S3Options:
             length = -1
         if length != 32:
             raise ValueError("sse_customer_key is not 32 bytes, or the base64 of 32 bytes, which AES-256 needs")
-        if self.client == "obstore":
-            raise ValueError('sse_customer_key goes with client="boto3" or "auto", which then reads through boto3')
 
     def __repr__(self) -> str:
         shown = []
@@ -125,7 +128,7 @@ class S3Options:
     @property
     def boto3_only(self) -> bool:
         """Whether these settings need what only boto3 does."""
-        return self.sse_customer_key is not None
+        return self.checksum or self.sse_customer_key is not None
 
     def resolved_endpoint(self) -> str | None:
         """The endpoint to give boto3; None leaves the choice to it (AWS_ENDPOINT_URL, profile, Amazon)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from pipes.sources.s3_checksum import Checksum
 from pipes.sources.s3_names import split_s3_url
 
 __all__ = ["Fetch", "Part"]
@@ -27,8 +28,8 @@ class Fetch:
     """One object on its way: `size` and `etag` are known from its listing, or once it is `answered`."""
 
     __slots__ = (
-        "__weakref__", "answered", "asleep", "bucket", "dropped", "etag", "key", "lent", "next", "parts", "size",
-        "waited",
+        "__weakref__", "answered", "asleep", "bucket", "checksum", "dropped", "etag", "key", "lent", "next", "parts",
+        "size", "waited",
     )  # fmt: skip
 
     def __init__(self, url: str, asleep: bool) -> None:
@@ -38,6 +39,8 @@ class Fetch:
         #: Not asked for before its reader comes, and then little: it may skip over much of it.
         self.asleep = asleep and self.size is not None and self.etag is not None
         self.answered, self.dropped, self.waited = False, False, False
+        #: Of the whole object, where one request for all of it told.
+        self.checksum: Checksum | None = None
         self.parts: deque[Part] = deque()
         self.next = 0
         self.lent = 0

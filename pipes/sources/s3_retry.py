@@ -42,6 +42,7 @@ Kind = Literal[
     "connection",
     "cut",
     "unclear",
+    "corrupt",
 ]
 T = TypeVar("T")
 

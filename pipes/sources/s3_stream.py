@@ -7,6 +7,8 @@ Contract
   the options. A replaced object (another ETag or size, or status 412) raises ChangedDataError.
 - At most one answer is open at a time; `close` (or dropping the stream) gives its connection back or ends it.
 - A stream that finds itself in a forked child opens a connection of its own at its position.
+- With `checksum` in the options, an object read from its first byte to its last is compared with the checksum that the
+  store keeps. If they differ it is read once more: what was not handed over yet is mended, and the rest must be equal.
 - With `stop` it is about the bytes before that offset only: it asks for no others and ends there.
 """
 
@@ -19,6 +21,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipes.sources.s3_boto import S3Body
+from pipes.sources.s3_checksum import Checksum
 from pipes.sources.s3_retry import Attempts, S3Failure
 
 if TYPE_CHECKING:
@@ -64,6 +67,10 @@ class S3Stream(io.BufferedIOBase):
         self._arrived = offset
         self.etag, self._size = etag, size
         self.stop = stop
+        #: What the store said about the whole object.
+        self.checksum: Checksum | None = None
+        self._sum: Checksum | None = None
+        self._verify = store.options.checksum and not offset and stop is None
         if offset and size is None:
             # Beginning a range at the end of an object is an error to the store, so its size has to be known.
             self._size, found = self._attempts.run(lambda _: store.head(bucket, key))
@@ -180,6 +187,7 @@ class S3Stream(io.BufferedIOBase):
             raise ValueError(f"read from a closed stream: {self.name}")
 
     def _go_to(self, offset: int) -> None:
+        self._verify = False
         self._drop_body()
         self._arrived = offset
 
@@ -188,6 +196,58 @@ class S3Stream(io.BufferedIOBase):
         return self.size if self.stop is None else min(self.stop, self.size)
 
     def _receive(self, limit: int) -> bytes:
+        """The next bytes of the stream, at least one before its end, empty at it."""
+        if not self._verify:
+            return self._bring(limit)
+        given, data = self._arrived, self._bring(limit)
+        if not data:
+            return data
+        if self._sum is None:
+            self._sum = self.checksum or self._ask_for_checksum()
+            if self._sum is None:
+                self._verify = False
+                return data
+        found = self._sum.found
+        self._sum.update(data)
+        if self._arrived == self.size and not self._sum.matches():
+            data = self._read_again(given, found)
+        return data
+
+    def _ask_for_checksum(self) -> Checksum | None:
+        etag, checksum = self._attempts.run(lambda _: self._store.checksum(self._bucket, self._key))
+        if self.etag and etag and etag != self.etag:
+            raise self._store.changed(self._bucket, self._key, f"ETag {self.etag}", f"ETag {etag}")
+        return checksum
+
+    def _read_again(self, given: int, found: str) -> bytes:
+        """The bytes after the first `given`, which have the checksum `found`, from a second reading of the object."""
+        assert self._sum is not None
+        wrong = self._wrong(self._sum)
+        self._sum, parts = self._sum.begun_again(), list[bytes]()
+        self._drop_body()
+        self._arrived = 0
+        try:
+            while self._arrived < self.size:
+                data = S3Stream._bring(self, min(given - self._arrived, _CHUNK) if self._arrived < given else _CHUNK)
+                self._sum.update(data)
+                if self._arrived > given:
+                    parts.append(data)
+                elif self._arrived == given and self._sum.found != found:
+                    raise self._attempts.error(wrong, "a second reading begins with other bytes than were handed over")
+            if not self._sum.matches():
+                raise self._attempts.error(self._wrong(self._sum), "so it was when it was read again")
+        except BaseException:
+            self._drop_body()
+            self._arrived = given
+            raise
+        return b"".join(parts)
+
+    def _wrong(self, checksum: Checksum) -> S3Failure:
+        self._attempts.failures += 1
+        what = f"its {checksum.name} is {checksum.expected} in the store, and {checksum.found} in the bytes received"
+        return S3Failure("corrupt", what)
+
+    def _bring(self, limit: int) -> bytes:
         """The next bytes from the store, at least one before the end of the stream, empty at it."""
         if self._pid != os.getpid():
             _inherited.append(self._body)
@@ -263,6 +323,7 @@ class S3Stream(io.BufferedIOBase):
         if self._size is not None and body.size != self._size:
             raise self._store.changed(self._bucket, self._key, f"{self._size} bytes", f"{body.size} bytes")
         self.etag, self._size = self.etag or body.etag, body.size
+        self.checksum = self.checksum or body.checksum
 
     def _align(self, body: S3Body) -> None:
         """Read over what a store sends that does not know ranges."""
