@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pipes.formats.webdataset_writer import WebDatasetSaver
     from pipes.sources.files import FileLister, FileOpener
     from pipes.sources.fsspec_files import FSSpecFileLister, FSSpecFileOpener, FSSpecSaver
-    from pipes.sources.s3 import S3FileLister, S3FileLoader
+    from pipes.sources.s3 import S3FileLister, S3FileLoader, S3FileSaver
     from pipes.sources.s3_options import S3Options
     from pipes.sources.saving import Saver
     from pipes.stages.batching import Batcher, UnBatcher
@@ -391,6 +391,21 @@ class ChainedIter(Generic[T_co]):
         max_errors: MaxErrors = 0.1,
     ) -> Saver:
         """Write each `(name, data)` to a local file and give its path."""
+        raise NotImplementedError
+
+    def save_to_s3(
+        self,
+        mode: str = "wb",
+        filepath_fn: Callable[[Any], Any] | None = None,
+        request_timeout_ms: int = -1,
+        region: str = "",
+        *,
+        endpoint_url: str | None = None,
+        options: S3Options | None = None,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+    ) -> S3FileSaver:
+        """Write each `(name, data)` as an S3 object and give the name `s3://bucket/key` written."""
         raise NotImplementedError
 
     def save_to_webdataset(

@@ -10,7 +10,7 @@ from pipes.formats.webdataset import WebDataset
 from pipes.formats.webdataset_writer import WebDatasetSaver
 from pipes.sources.files import FileLister, FileOpener
 from pipes.sources.fsspec_files import FSSpecFileLister, FSSpecFileOpener, FSSpecSaver
-from pipes.sources.s3 import S3FileLister, S3FileLoader
+from pipes.sources.s3 import S3FileLister, S3FileLoader, S3FileSaver
 from pipes.sources.saving import Saver
 from pipes.stages.batching import Batcher, UnBatcher
 from pipes.stages.collating import Collator
@@ -61,6 +61,7 @@ __all__ = [
     "PinMemory",
     "S3FileLister",
     "S3FileLoader",
+    "S3FileSaver",
     "Saver",
     "ShardingFilter",
     "Shuffler",

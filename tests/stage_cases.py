@@ -156,6 +156,12 @@ CASES: dict[str, Case] = {
     "iter.S3FileLoader": lambda at: (
         S3FileLister("s3://cases/in/", endpoint_url=at.s3).shuffle(3).load_files_by_s3(endpoint_url=at.s3).map(read)
     ),
+    "iter.S3FileSaver": lambda at: (
+        texts()
+        .map(lambda text: (text, text.encode()))
+        .shuffle(3)
+        .save_to_s3(filepath_fn=lambda name: f"s3://cases/saved/{name}", endpoint_url=at.s3)
+    ),
     "iter.Saver": lambda at: texts().map(lambda text: (f"{at.folder}/saved/{text}", text)).shuffle(3).save_to_disk(),
     "iter.ShardingFilter": lambda at: texts().shuffle(4).sharding_filter().shuffle(2),
     "iter.Shuffler": lambda at: texts(20).shuffle(4),

@@ -1,9 +1,10 @@
-"""Objects of an S3 store: `.list_files_by_s3` gives their names, `.load_files_by_s3` opens them."""
+"""Objects of an S3 store: `.list_files_by_s3` gives names, `.load_files_by_s3` opens, `.save_to_s3` writes."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Sequence
+import io
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +19,11 @@ from pipes.sources.s3_fetch import LEAST_READ_AHEAD
 from pipes.sources.s3_loading import ReadAheadRun
 from pipes.sources.s3_names import S3Url, split_s3_url
 from pipes.sources.s3_options import S3Options
+from pipes.sources.saving import SavingRun, checked_mode, path_and_data, write_data
 from pipes.stages.wrapping import as_pipe
 from pipes.utils import StreamWrapper
 
-__all__ = ["S3FileLister", "S3FileLoader"]
+__all__ = ["S3FileLister", "S3FileLoader", "S3FileSaver"]
 
 
 @functional_datapipe("list_files_by_s3")
@@ -193,6 +195,78 @@ class S3FileLoader(IterDataPipe[tuple[str, StreamWrapper]]):
     def opened(self, url: Any) -> tuple[str, StreamWrapper]:
         """Open one object."""
         return url, StreamWrapper(self._store.open(url, chunk=self.buffer_size or None), name=url)
+
+    def _places(self) -> tuple[str, ...]:
+        return ()
+
+    def _length(self, shard: Shard) -> int:
+        refuse_length(self)
+        return length_of(self.datapipe, shard)
+
+
+@functional_datapipe("save_to_s3")
+class S3FileSaver(IterDataPipe[str]):
+    """Write each `(name, data)` as an S3 object and give the name `s3://bucket/key` written.
+
+    Args:
+        datapipe: a pipe or list of pairs; data is bytes, text, or an open file of them.
+        mode: "wb", "b" for bytes, "w", "wt", "t" for text (UTF-8).
+        filepath_fn: makes the object's name from the name; without it the name is the object's.
+        request_timeout_ms: longest wait for a connection or an answer, in milliseconds; -1 leaves it to `options`.
+        region: of the bucket; "" leaves it to `options`.
+        endpoint_url: of a store other than Amazon's; None leaves it to `options` and the environment.
+        options: everything else about the store, see `S3Options`.
+        on_error, max_errors: "skip" leaves out what cannot be saved, up to so many; see the page on errors.
+
+    An object is there whole or not at all; objects of the name are replaced. Over 16 MiB it is a multipart upload, with
+    at most three parts in memory where a binary file is given. After a resume some objects may be written again, with
+    the same content.
+    Raises ValueError for another mode, ModuleNotFoundError without boto3; while iterating, TypeError for data of the
+    wrong kind, ValueError for a name that is no S3 name, or has ".." in it when there is no `filepath_fn`, and the
+    Store errors of `pipes.errors`.
+
+    >>> saver = S3FileSaver([("a.bin", b"0")], filepath_fn=lambda name: f"s3://bkt/out/{name}", region="eu-west-1")
+    >>> len(saver)
+    1
+    """
+
+    run_class = SavingRun
+
+    def __init__(
+        self,
+        datapipe: Any,
+        mode: str = "wb",
+        filepath_fn: Callable[[Any], Any] | None = None,
+        request_timeout_ms: int = -1,
+        region: str = "",
+        *,
+        endpoint_url: str | None = None,
+        options: S3Options | None = None,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = BUDGET,
+    ) -> None:
+        check_policy(on_error, max_errors)
+        checked_mode(mode)
+        self.datapipe = as_pipe(datapipe)
+        self.mode = mode
+        self.filepath_fn = filepath_fn
+        self.request_timeout_ms = request_timeout_ms
+        self.region = region
+        self.endpoint_url = endpoint_url
+        self.options = options
+        self.on_error = on_error
+        self.max_errors = max_errors
+        self._store = _store(options, request_timeout_ms, region, endpoint_url)
+
+    def saved(self, element: Any) -> str:
+        """Write one element."""
+        path, data = path_and_data(element, self.filepath_fn)
+        if "b" not in checked_mode(self.mode):
+            text = io.StringIO(newline="")
+            write_data(text, data, text=True)
+            data = text.getvalue().encode()
+        self._store.put(path, data)
+        return str(path)
 
     def _places(self) -> tuple[str, ...]:
         return ()

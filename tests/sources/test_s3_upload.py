@@ -11,8 +11,11 @@ import boto3
 import pytest
 from fault_server import FaultServer, Step
 from s3_objects import HARD_KEYS, put_objects
+from stage_contract import check_stage
 
 from pipes.errors import StoreConnectionError, StoreError, StoreNotFoundError, StorePermissionError
+from pipes.iter import IterableWrapper, S3FileLister, S3FileSaver
+from pipes.loader2 import DataLoader2, MultiProcessingReadingService
 from pipes.sources.s3_client import S3Store
 from pipes.sources.s3_options import S3Options
 
@@ -224,3 +227,65 @@ def test_what_is_not_bytes_is_refused_before_anything_is_sent(server: FaultServe
     with pytest.raises(TypeError, match=r"binary file (are|is) needed"):
         store_on(server).put("s3://bkt/x", data)
     assert server.requests == []
+
+
+def test_saver_keeps_every_promise_of_a_stage(moto_server: str) -> None:
+    put_objects(moto_server, "saver", {})
+    pairs = [(f"s3://saver/{number}.bin", bytes([number])) for number in range(6)]
+    check_stage(lambda: S3FileSaver(pairs, endpoint_url=moto_server), [name for name, _ in pairs])
+    store = S3Store(S3Options(endpoint_url=moto_server))
+    assert [(item.url, store.get(item.url)) for item in store.list("s3://saver/")] == pairs
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "data"),
+    [("wb", bytes, "é".encode()), ("b", bytearray, "é".encode()), ("wb", io.BytesIO, "é".encode()), ("w", str, "é"),
+     ("wt", io.StringIO, "é"), ("wb", OneWay, "é".encode())],
+)  # fmt: skip
+def test_saver_takes_bytes_text_and_files(server: FaultServer, mode: str, kind: Any, data: Any) -> None:
+    given: dict[str, Any] = {"endpoint_url": server.url, "options": S3Options(unsigned=True)}
+    pipe = S3FileSaver([("é x", kind(data))], mode, lambda name: f"s3://bkt/in/{name}", **given)
+    assert list(pipe) == ["s3://bkt/in/é x"]
+    assert server.objects["in/é x"] == "é".encode()
+
+
+@pytest.mark.parametrize(
+    ("element", "mode", "error", "match"),
+    [
+        (("s3://bkt/a", "x"), "wb", TypeError, "bytes or a binary file are needed, not str"),
+        (("s3://bkt/a", b"x"), "w", TypeError, "must be text"),
+        (("a", b"x"), "wb", ValueError, "not an S3 name"),
+        (("s3://bkt/../a", b"x"), "wb", ValueError, "filepath_fn="),
+        (("s3://bkt/a/", b"x"), "wb", ValueError, "names no file"),
+        (("s3://gone/a", b"x"), "wb", StoreNotFoundError, "s3://gone: the bucket does not exist"),
+    ],
+)
+def test_what_cannot_be_saved(server: FaultServer, element: Any, mode: str, error: Any, match: str) -> None:
+    given: dict[str, Any] = {"endpoint_url": server.url, "options": S3Options(unsigned=True)}
+    with pytest.raises(error, match=match):
+        list(S3FileSaver([element], mode, **given))
+    good = ("s3://bkt/good", "x" if mode == "w" else b"x")
+    assert list(S3FileSaver([element, good], mode, on_error="skip", max_errors=1, **given)) == ["s3://bkt/good"]
+    assert server.objects == {"old": b"old", "good": b"x"}
+
+
+def test_a_name_that_is_saved_again_is_that_of_the_new_object(moto_server: str) -> None:
+    put_objects(moto_server, "saver-again", {"a": b"one"})
+    (listed,) = S3FileLister("s3://saver-again/", endpoint_url=moto_server)
+    (written,) = S3FileSaver([(listed, b"two")], endpoint_url=moto_server)
+    assert S3Store(S3Options(endpoint_url=moto_server)).get(written) == b"two"
+
+
+def test_saver_in_workers(moto_server: str) -> None:
+    put_objects(moto_server, "saver-workers", {})
+    pipe = (
+        IterableWrapper(range(12))
+        .sharding_filter()
+        .map(lambda number: (number, bytes(number)))
+        .save_to_s3(filepath_fn=lambda number: f"s3://saver-workers/{number:02}", endpoint_url=moto_server)
+    )
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2)) as loader:
+        names = list(loader)
+    assert sorted(names) == [f"s3://saver-workers/{number:02}" for number in range(12)]
+    sizes = [item.size for item in S3Store(S3Options(endpoint_url=moto_server)).list("s3://saver-workers/")]
+    assert sizes == list(range(12))
