@@ -75,7 +75,6 @@ bench: export PYTHONSAFEPATH =
 bench: $(VENV)/.bench $(OLD)/.done
 	$(PY) benchmarks/chain.py $(ARGS)
 	$(PY) benchmarks/formats.py $(ARGS)
-	$(PY) benchmarks/tar.py $(ARGS)
 	$(PY) benchmarks/s3.py $(ARGS)
 	$(PY) benchmarks/transport.py --torchdata-09 $(OLD)/bin/python $(ARGS)
 	$(PY) benchmarks/resume.py $(ARGS)

@@ -5,6 +5,9 @@ measured. Each contender has its client, or its pipe, made before; it is drained
 time stands beside. webdataset reads S3 its usual way, `pipe:curl`; torchdata's way is one boto3 body after another,
 parsed by `tarfile`. The slow network is a small server that waits 20 ms before each answer, so 16 requests at a time
 can bring 800 objects a second.
+
+s3fs asks for a botocore older than the newest boto3's, so the extra `bench` leaves it out: run this in an environment
+of its own (`pip install s3fs boto3 obstore webdataset s3torchconnector`) to have it beside the others.
 """
 
 from __future__ import annotations
