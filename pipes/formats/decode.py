@@ -39,7 +39,8 @@ class Decoder:
     None keeps the file's own), turned upright as its EXIF data says if `upright`, and refused before its pixels are
     unpacked if it has more than `max_pixels`, which stands beside Pillow's own `Image.MAX_IMAGE_PIXELS`; `json`;
     `txt` and `text` as str; `cls`, `cls2`, `index`, `id` as int; `npy` as an array.
-    `pkl` and `pt` files can run code when they are read, so they stay bytes unless `unsafe=True`. All else stays bytes.
+    `pkl`, `pickle`, `pt` and `pth` files, and `npy` arrays of Python objects, can run code when they are read, so they
+    stay bytes unless `unsafe=True`. All else stays bytes. 16-bit images need `mode=None`, "I" or "F".
     Streams are read and closed. The sample itself is not changed; a new one of its own type comes back.
 
     Raises:
@@ -103,9 +104,7 @@ class Decoder:
         if extension in NUMBERS:
             return int(data)
         if extension == "npy":
-            import numpy
-
-            return numpy.load(io.BytesIO(data), allow_pickle=False)
+            return _array(data, self.unsafe)
         if self.unsafe and extension in _PICKLES:
             return _unpickle(extension, data)
         return data
@@ -120,6 +119,8 @@ class Decoder:
             width, height = opened.size
             if width * height > self.max_pixels:
                 raise ValueError(f"an image of {width} x {height} has more than max_pixels={self.max_pixels}")
+            if opened.mode.startswith("I;16") and self.mode not in (None, "I", "F", opened.mode):
+                raise ValueError(f"16 bits a pixel are cut off in mode {self.mode!r}; mode=None keeps them")
             turned: Image = ImageOps.exif_transpose(opened) if self.upright else opened
             image = turned.convert(self.mode) if self.mode is not None else turned
             image.load()
@@ -134,6 +135,18 @@ class Decoder:
 
         tensor = torch.from_numpy(array)
         return tensor.permute(2, 0, 1).contiguous() if tensor.ndim == 3 else tensor.unsqueeze(0)
+
+
+def _array(data: bytes, unsafe: bool) -> Any:
+    import numpy
+
+    try:
+        return numpy.load(io.BytesIO(data), allow_pickle=unsafe)
+    except ValueError as error:
+        # An array of Python objects is a pickle behind numpy's header; what has no such header is no array at all.
+        if not unsafe and data.startswith(b"\x93NUMPY") and "allow_pickle" in str(error):
+            return data
+        raise
 
 
 def _unpickle(extension: str, data: bytes) -> Any:

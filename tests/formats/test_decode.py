@@ -146,23 +146,51 @@ class Evil:
         return (sys.exit, ("code ran",))
 
 
-def test_no_code_runs_from_data() -> None:
+def objects(value: Any) -> bytes:
     buffer = io.BytesIO()
-    torch.save(Evil(), buffer)
-    data = {"__key__": "a", "pkl": pickle.dumps(Evil()), "pt": buffer.getvalue()}
+    np.save(buffer, np.array([value, None], dtype=object), allow_pickle=True)
+    return buffer.getvalue()
+
+
+def weights(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def test_no_code_runs_from_data() -> None:
+    data = {"__key__": "a", "npy": objects(Evil()), "x.pyd": pickle.dumps(Evil())}
+    data |= {field: pickle.dumps(Evil()) for field in ("pkl", "PKL", "x.pickle")}
+    data |= {field: weights(Evil()) for field in ("pt", "x.pth")}
     assert decode(data) == data
-    objects = io.BytesIO()
-    np.save(objects, np.array([Evil()], dtype=object), allow_pickle=True)
-    with pytest.raises(DataError, match="allow_pickle"):
-        decode({"__key__": "a", "npy": objects.getvalue()})
+    for field in data.keys() - {"__key__"}:
+        with pytest.raises(SystemExit, match="code ran"):
+            Decoder(unsafe=True)({"__key__": "a", field: data[field]})
+
+
+def test_a_pickle_that_calls_itself_an_array_is_no_array() -> None:
+    with pytest.raises(DataError, match="field 'npy' does not decode"):
+        decode({"__key__": "a", "npy": pickle.dumps(Evil())})
 
 
 def test_pickles_by_choice() -> None:
-    buffer = io.BytesIO()
-    torch.save({"w": torch.ones(2)}, buffer)
-    done = Decoder(unsafe=True)({"__key__": "a", "pkl": pickle.dumps([1]), "pt": buffer.getvalue()})
+    data = {"__key__": "a", "pkl": pickle.dumps([1]), "pt": weights({"w": torch.ones(2)}), "npy": objects("x")}
+    done = Decoder(unsafe=True)(data)
     assert done["pkl"] == [1]
     assert torch.equal(done["pt"]["w"], torch.ones(2))
+    assert done["npy"].tolist() == ["x", None]
+
+
+def test_16_bits_a_pixel_are_kept_or_refused() -> None:
+    depths = np.array([[0, 300, 65535]], dtype=np.uint16)
+    buffer = io.BytesIO()
+    Image.fromarray(depths).save(buffer, "png")
+    data = {"__key__": "a", "png": buffer.getvalue()}
+    assert np.array_equal(Decoder(mode=None)(data)["png"], depths)
+    assert Decoder("torch", mode=None)(data)["png"].tolist() == depths[None].tolist()
+    for mode in ("RGB", "L"):
+        with pytest.raises(DataError, match="mode=None keeps them"):
+            Decoder(mode=mode)(data)
 
 
 def test_settings() -> None:
