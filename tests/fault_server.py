@@ -22,6 +22,7 @@ import struct
 import threading
 import time
 from base64 import b64encode
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -85,6 +86,8 @@ class FaultServer:
         self.needed: dict[str, str] = {}
         """Headers without which a request is refused."""
         self.requests: list[Request] = []
+        self.judge: Callable[[Request], Step | None] | None = None
+        """Comes before the scripts."""
         self._scripts: dict[str, list[Step]] = {}
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _Handler)
@@ -128,6 +131,8 @@ class FaultServer:
     def next_step(self, request: Request) -> Step:
         with self._lock:
             self.requests.append(request)
+            if self.judge is not None and (verdict := self.judge(request)) is not None:
+                return verdict
             steps = self._scripts.get(request.key)
             if not steps:
                 return Step()
@@ -242,9 +247,9 @@ class _Handler(BaseHTTPRequestHandler):
         if step.lost:
             self.close_connection = True
             return
-        self.send_response(status)
         fields = {"Content-Length": str(len(body)), "x-amz-request-id": "REQ7", **headers, **step.headers}
-        for name, value in fields.items():
+        self.send_response_only(status)
+        for name, value in ({"Date": self.date_time_string()} | fields).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "HEAD":

@@ -5,9 +5,12 @@ It shows statuses, headers and request ids, which the retry loop needs, and is w
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from collections.abc import Callable
 from datetime import datetime
+from email.utils import parsedate_to_datetime
 from html import unescape
 from typing import Any, Protocol
 from urllib.parse import unquote_plus
@@ -85,11 +88,15 @@ def make_boto_client(session: Any, options: S3Options) -> Any:
         settings["signature_version"] = UNSIGNED
     if options.path_style is not None:
         settings["s3"] = {"addressing_style": "path" if options.path_style else "virtual"}
+    verify = options.resolved_verify()
+    bundle = os.environ.get("AWS_CA_BUNDLE") if verify is None else verify
+    if isinstance(bundle, str) and not os.path.exists(bundle):
+        raise S3Failure("refused", f"the CA bundle {bundle} is not there: verify= or AWS_CA_BUNDLE names it")
     client = session.client(
         "s3",
         endpoint_url=options.resolved_endpoint(),
         region_name=session.region_name or "us-east-1",
-        verify=options.resolved_verify(),
+        verify=verify,
         config=Config(**settings),
     )
     _read_pages_ourselves(client)
@@ -101,9 +108,11 @@ def make_boto_client(session: Any, options: S3Options) -> Any:
 class BotoTransport:
     """Opens objects and lists pages through one boto3 client; every problem comes out as an S3Failure."""
 
-    def __init__(self, client: Any, options: S3Options, remake: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self, client: Any, options: S3Options, renew: Callable[[BotoTransport, Any], None] | None = None
+    ) -> None:
         self.client = client
-        self._remake = remake
+        self._renew = renew
         self._checksum = options.checksum
         self._payer = {"RequestPayer": "requester"} if options.requester_pays else {}
         self._object = dict[str, Any](self._payer)
@@ -178,18 +187,21 @@ class BotoTransport:
     def _call(self, method: str, **asked: Any) -> Any:
         from botocore.exceptions import BotoCoreError, ClientError
 
+        client = self.client
         try:
-            return getattr(self.client, method)(**asked)
+            return getattr(client, method)(**asked)
         except (BotoCoreError, ClientError, OSError) as error:
             failure = failure_of_boto(error)
-            if failure.kind == "expired":
-                self.renew()
+            if failure.kind == "expired" and self._renew is None:
+                failure.kind = "denied"  # a client or keys that the user passed: there are no others
+            elif failure.kind == "expired":
+                self.renew(client)
             raise failure from error
 
-    def renew(self) -> None:
-        """Go on with a client that has asked for its credentials anew; one that the user passed stays."""
-        if self._remake is not None:
-            self.client = self._remake()
+    def renew(self, used: Any) -> None:
+        """Put a client with credentials asked for anew in place of `used`, unless another thread did."""
+        if self._renew is not None:
+            self._renew(self, used)
 
 
 class _BotoBody:
@@ -231,13 +243,16 @@ def failure_of_boto(error: Exception) -> S3Failure:
         meta: Any = error.response.get("ResponseMetadata", {})
         told: Any = error.response.get("Error", {})
         headers = meta.get("HTTPHeaders", {})
-        return failure_of_answer(
+        failure = failure_of_answer(
             int(meta.get("HTTPStatusCode") or 0),
             str(told.get("Code", "")),
             str(told.get("Message", "")),
             str(meta.get("RequestId") or headers.get("x-amz-request-id") or told.get("RequestId") or ""),
             retry_after_seconds(headers.get("retry-after")),
         )
+        if failure.code == "RequestTimeTooSkewed":
+            failure.what += _skew(headers.get("date"))
+        return failure
     if isinstance(error, (boto.ReadTimeoutError, boto.ConnectTimeoutError)):
         return S3Failure("timeout", "the store did not answer in time")
     if isinstance(error, boto.SSLError):
@@ -254,6 +269,15 @@ def failure_of_boto(error: Exception) -> S3Failure:
     if isinstance(error, boto.BotoCoreError):
         return S3Failure("refused", str(error))
     return S3Failure("cut", f"the connection broke ({type(error).__name__})")
+
+
+def _skew(date: str | None) -> str:
+    """How far this machine's clock is from that of the store, which sent `date`."""
+    try:
+        ahead = time.time() - parsedate_to_datetime(date or "").timestamp()
+    except ValueError:
+        return ""
+    return f"; this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the store's"
 
 
 Row = tuple[str, int, str | None, datetime | None]

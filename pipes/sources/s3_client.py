@@ -150,10 +150,11 @@ class S3Store:
             expected = min(expected, stop - start)
         if attempt == 0 and self._use_obstore(bucket, key, expected):
             clients = self._clients()
+            transport = clients.obstore(bucket)
             try:
-                body = clients.obstore(bucket).open(bucket, key, start, etag, stop)
+                body = transport.open(bucket, key, start, etag, stop)
             except S3Failure as failure:
-                clients.after_failure(bucket, failure)
+                clients.after_failure(bucket, failure, transport)
                 raise
         else:
             body = self._clients().boto().open(bucket, key, start, etag, stop)
@@ -228,12 +229,11 @@ class _Clients:
         return transport
 
     def obstore(self, bucket: str) -> ObstoreTransport:
-        transport = self._obstore.get(bucket)
-        if transport is None:
-            boto = self.boto()
+        transport, boto = self._obstore.get(bucket), self.boto()
+        if transport is None or transport.boto_client is not boto.client:
             with self._lock:
                 transport = self._obstore.get(bucket)
-                if transport is None:
+                if transport is None or transport.boto_client is not boto.client:
                     transport = ObstoreTransport(self._session, boto.client, self._options, bucket)
                     self._obstore[bucket] = transport
         return transport
@@ -242,17 +242,22 @@ class _Clients:
         client = self._options.own_client
         if client is not None:
             return BotoTransport(client, self._options)
-        return BotoTransport(self._new_client(), self._options, self._new_client)
+        return BotoTransport(self._new_client(), self._options, None if self._options.access_key else self._renew)
 
     def _new_client(self) -> Any:
         self._session = make_boto_session(self._options)
         return make_boto_client(self._session, self._options)
 
-    def after_failure(self, bucket: str, failure: S3Failure) -> None:
+    def _renew(self, transport: BotoTransport, used: Any) -> None:
+        with self._lock:
+            if transport.client is used:
+                transport.client = self._new_client()
+
+    def after_failure(self, bucket: str, failure: S3Failure, transport: ObstoreTransport) -> None:
         """Let obstore begin anew where boto3 learns better: new credentials, or the region that the bucket is in."""
         if failure.kind == "expired":
-            self.boto().renew()
-        if failure.kind in ("expired", "unclear"):
+            self.boto().renew(transport.boto_client)
+        if failure.kind == "unclear":
             self._obstore.pop(bucket, None)
 
 

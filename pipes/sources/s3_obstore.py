@@ -72,6 +72,8 @@ class ObstoreTransport:
 
         global _used
         _used = True
+        #: Whose credentials and regions it has.
+        self.boto_client = boto_client
         place, region = _where(boto_client, bucket)
         endpoint = f"{place.scheme}://{place.netloc}"
         config: Any = {

@@ -6,7 +6,8 @@ Contract
   is not counted). A body that brought `_GOOD_BYTES` since the last failure has earned its attempts back.
 - A wait is drawn from 0 to `backoff * 2**(failures - 1)` (full jitter), and is never shorter than Retry-After. A
   Retry-After beyond the deadline fails at once.
-- Expired credentials are asked for anew once, through boto3; what is refused then is an error.
+- Expired credentials are asked for anew once (a body that brings bytes may have them expire again), through boto3;
+  what is refused then is an error.
 - What cannot get better (missing, denied, changed, a setting that is wrong) is raised after one request.
 - The error names bucket, key, status, attempts and request id; never a key, a token or a signature.
 """
@@ -147,6 +148,7 @@ class Attempts:
     def progress(self, count: int) -> None:
         """Note `count` body bytes that arrived."""
         self._good += count
+        self._renewed = False
         if self.failures and self._good >= _GOOD_BYTES:
             self.failures, self._spent = 0, 0.0
 

@@ -2,13 +2,18 @@
 
 import ssl
 import subprocess
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from email.utils import formatdate
 from pathlib import Path
 
+import boto3
 import pytest
-from fault_server import LIST, FaultServer, Step
+from fault_server import LIST, FaultServer, Request, Step
 
 from pipes.errors import StoreError, StorePermissionError
+from pipes.sources.s3_boto import make_boto_session
 from pipes.sources.s3_client import S3Store
 from pipes.sources.s3_options import S3Options
 
@@ -66,6 +71,78 @@ def test_expired_credentials_are_renewed_once(
         assert "new-token" not in str(caught.value)
 
 
+def tokens_refused(*tokens: str) -> Callable[[Request], Step | None]:
+    def judge(request: Request) -> Step | None:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        return Step(status=400, code="ExpiredToken") if headers.get("x-amz-security-token") in tokens else None
+
+    return judge
+
+
+@clients
+def test_many_threads_renew_once(server: FaultServer, client: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "old-token")
+    store = S3Store(S3Options(endpoint_url=server.url, region="us-east-1", client=client, backoff=0.01))
+    assert store.get("s3://bkt/a") == b"abc"
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "new-token")
+    server.judge = tokens_refused("old-token")
+    made, begin = [], threading.Barrier(8)
+    monkeypatch.setattr(
+        "pipes.sources.s3_client.make_boto_session", lambda options: made.append(0) or make_boto_session(options)
+    )
+
+    def read() -> None:
+        begin.wait(10)
+        assert store.get("s3://bkt/b") == b"bcd"
+        read_by.append(threading.current_thread())
+
+    read_by: list[threading.Thread] = []
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(read_by) == 8
+    assert len(made) == 1
+
+
+def test_credentials_that_expire_again_in_a_long_stream(server: FaultServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.objects["a"] = bytes(3 << 20)
+    server.script("a", Step(cut=1 << 20), Step(cut=1 << 20))
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "t0")
+    store = S3Store(S3Options(endpoint_url=server.url, region="us-east-1", client="boto3", backoff=0.01))
+    with store.open("s3://bkt/a") as stream:
+        for number in range(3):
+            assert stream.read(1 << 20) == bytes(1 << 20)
+            server.judge = tokens_refused(*(f"t{each}" for each in range(number + 1)))
+            monkeypatch.setenv("AWS_SESSION_TOKEN", f"t{number + 1}")
+    tokens = header(server, "a", "x-amz-security-token")
+    assert tokens == ["t0", "t0", "t1", "t1", "t2"]
+
+
+def test_credentials_that_were_passed_are_tried_once(server: FaultServer) -> None:
+    server.judge = tokens_refused("own")
+    keys = {"aws_access_key_id": "AK", "aws_secret_access_key": "s", "aws_session_token": "own"}
+    mine = boto3.client("s3", endpoint_url=server.url, **keys)  # type: ignore[call-overload]
+    given = S3Options(
+        endpoint_url=server.url, access_key="AK", secret_key="s", session_token="own", region="x", client="boto3"
+    )
+    for options in (S3Options(client=mine), given):
+        server.requests.clear()
+        with pytest.raises(StorePermissionError, match="the credentials have expired"):
+            S3Store(options).get("s3://bkt/a")
+        assert len(server.requests) == 1
+    mine.close()
+
+
+def test_a_store_that_sends_in_circles(server: FaultServer) -> None:
+    wrong = Step(status=301, code="PermanentRedirect", headers={"x-amz-bucket-region": "eu-x-1"}, forever=True)
+    server.script("a", wrong)
+    with pytest.raises(StoreError, match="PermanentRedirect"):
+        S3Store(S3Options(endpoint_url=server.url, region="us-east-1", client="boto3")).get("s3://bkt/a")
+    assert len(server.seen("a")) == 2
+
+
 @clients
 def test_a_clock_that_is_wrong(server: FaultServer, client: str) -> None:
     server.script("a", Step(status=403, code="RequestTimeTooSkewed"))
@@ -73,6 +150,14 @@ def test_a_clock_that_is_wrong(server: FaultServer, client: str) -> None:
     with pytest.raises(StorePermissionError, match=r"RequestTimeTooSkewed.*set this machine's clock"):
         store.get("s3://bkt/a")
     assert len(server.seen("a")) == 1
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(-7200, r"7\d\d\d s ahead of"), (7200, r"7\d\d\d s behind")])
+def test_how_far_a_clock_is_off(server: FaultServer, seconds: int, said: str) -> None:
+    date = formatdate(time.time() + seconds, usegmt=True)
+    server.script("a", Step(status=403, code="RequestTimeTooSkewed", headers={"Date": date}))
+    with pytest.raises(StorePermissionError, match=f"this machine's clock is {said} the store's"):
+        S3Store(S3Options(endpoint_url=server.url, region="us-east-1", client="boto3")).get("s3://bkt/a")
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +195,20 @@ def test_tls(certificate: Path, client: str, how: str, monkeypatch: pytest.Monke
         with pytest.raises(StoreError, match=r"no trusted TLS connection.*verify= or AWS_CA_BUNDLE"):
             S3Store(options).get("s3://bkt/a")
         assert server.requests == []
+
+
+@clients
+@pytest.mark.parametrize("how", ["option", "variable"])
+def test_a_bundle_that_is_not_there(
+    server: FaultServer, client: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "variable":
+        monkeypatch.setenv("AWS_CA_BUNDLE", "/nowhere/ca.pem")
+    options = S3Options(
+        endpoint_url=server.url, region="x", client=client, verify="/nowhere/ca.pem" if how == "option" else True
+    )
+    with pytest.raises(StoreError, match=r"CA bundle /nowhere/ca\.pem is not there: verify= or AWS_CA_BUNDLE"):
+        S3Store(options).get("s3://bkt/a")
 
 
 def test_a_cut_answer_to_the_end_of_an_upload_is_no_success(server: FaultServer) -> None:
