@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pipes.formats.webdataset_writer import WebDatasetSaver
     from pipes.sources.files import FileLister, FileOpener
     from pipes.sources.fsspec_files import FSSpecFileLister, FSSpecFileOpener, FSSpecSaver
+    from pipes.sources.http_files import HttpReader
     from pipes.sources.s3 import S3FileLister, S3FileLoader, S3FileSaver
     from pipes.sources.s3_options import S3Options
     from pipes.sources.saving import Saver
@@ -345,6 +346,20 @@ class ChainedIter(Generic[T_co]):
 
     def pin_memory(self, device: Any = None, pin_memory_fn: Callable[[Any, Any], Any] | None = None) -> PinMemory[T_co]:
         """Give each batch in page-locked memory, from which the user's own copies to an accelerator are fast."""
+        raise NotImplementedError
+
+    def read_from_http(
+        self,
+        timeout: Any = None,
+        skip_on_error: bool = False,
+        *,
+        attempts: int = 5,
+        deadline: float = 20.0,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+        **kwargs: Any,
+    ) -> HttpReader:
+        """Open each URL by GET and give `(url, stream)`; the stream gives bytes and closes when it is dropped."""
         raise NotImplementedError
 
     def read_from_stream(

@@ -31,7 +31,9 @@ _BY_METHOD: dict[str, tuple[Any, str]] = {
     "_groups": ({}, "apply_sharding"),
 }
 _REFERENCE = re.compile(r"\$[A-Za-z_]\w*", re.ASCII)
-_SECRET = re.compile(r"secret|token|password|access_key|customer_key|credential", re.IGNORECASE)
+_SECRET = re.compile(
+    r"secret|token|password|access_key|customer_key|credential|authorization|^auth$|^cookies$", re.IGNORECASE
+)
 
 
 class _Inline(dict[str, Any]):

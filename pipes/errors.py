@@ -230,7 +230,9 @@ class ChannelClosed(WorkerError, EOFError):
 
 
 _SECRETS = re.compile(
-    r"(?i)(x-amz-(?:signature|credential|security-token)=|(?:secret|token|password|passwd|api_?key|access_?key|customer_?key)[^=:\s]{0,20}"
+    r"(?i)(x-amz-(?:signature|credential|security-token)=|[?&](?:[\w.-]*(?:sig|signature|credential|policy|auth)|key)="
+    r"|authorization['\"]?\s*[=:]\s*['\"]?(?:(?:bearer|basic|token)\s+)?|\bauth['\"]?\s*[=:]\s*[(\[]['\"][^'\"]*['\"],\s*['\"]"
+    r"|(?:secret|token|password|passwd|api_?key|access_?key|customer_?key)[^=:\s]{0,20}"
     r"['\"]?\s*[=:]\s*['\"]?)[^\s&'\",@]+|(://[^/\s:@]*:)[^\s/@]+(?=@)|\b(?:AKIA|ASIA)[A-Z0-9]{12,}"
 )
 

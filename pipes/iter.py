@@ -10,6 +10,7 @@ from pipes.formats.webdataset import WebDataset
 from pipes.formats.webdataset_writer import WebDatasetSaver
 from pipes.sources.files import FileLister, FileOpener
 from pipes.sources.fsspec_files import FSSpecFileLister, FSSpecFileOpener, FSSpecSaver
+from pipes.sources.http_files import HttpReader
 from pipes.sources.s3 import S3FileLister, S3FileLoader, S3FileSaver
 from pipes.sources.saving import Saver
 from pipes.stages.batching import Batcher, UnBatcher
@@ -46,6 +47,7 @@ __all__ = [
     "FlatMapper",
     "Forker",
     "Header",
+    "HttpReader",
     "IterDataPipe",
     "IterableWrapper",
     "JsonLinesParser",

@@ -127,6 +127,10 @@ CASES: dict[str, Case] = {
     "iter.FlatMapper": lambda at: texts(6).flatmap(lambda text: [text] * (int(text[-1]) % 3)),
     "iter.Forker": _forked,
     "iter.Header": lambda at: texts().shuffle(3).header(5),
+    "iter.HttpReader": lambda at: (
+        IterableWrapper([f"{at.s3}/cases/in/{n}.txt?Signature=x" for n in range(5)])
+        .shuffle(3).read_from_http(timeout=30).map(read)
+    ),
     "iter.IterableWrapper": lambda at: texts(),
     "iter.IterableWrapper of what is no list": lambda at: IterableWrapper({f"{PAYLOAD}{n}": n for n in range(5)}),
     "iter.JsonLinesParser": lambda at: at.files("*.jsonl").parse_jsonl(),

@@ -12,7 +12,7 @@ import pytest
 import pipes
 
 ROOT = Path(pipes.__file__).parent
-HEAVY = ("boto3", "botocore", "obstore", "pyarrow", "PIL", "fsspec", "pandas", "rich", "webdataset")
+HEAVY = ("boto3", "botocore", "obstore", "pyarrow", "PIL", "fsspec", "pandas", "requests", "rich", "webdataset")
 
 
 @pytest.mark.parametrize(

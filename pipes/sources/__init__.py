@@ -3,6 +3,8 @@
 MODULES = (
     "files",
     "fsspec_files",
+    "http_files",
+    "http_stream",
     "listing",
     "local_stream",
     "s3",

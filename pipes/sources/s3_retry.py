@@ -124,10 +124,20 @@ def retry_after_seconds(value: str | None) -> float:
 class Attempts:
     """Counts the failed requests of one operation, waits between them, and says when it is enough."""
 
-    def __init__(self, options: S3Options, bucket: str, key: str, wait: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        options: S3Options,
+        bucket: str,
+        key: str,
+        wait: Callable[[float], None] = time.sleep,
+        *,
+        name: str = "",
+        advise: Callable[[S3Failure], str] | None = None,
+    ) -> None:
         self.failures = 0
         self._sleep = wait
         self._options, self._bucket, self._key = options, bucket, key
+        self._name, self._advise = name or f"s3://{bucket}/{key}", advise or _advice
         self._spent = 0.0
         self._good = 0
         self._renewed = False
@@ -178,14 +188,14 @@ class Attempts:
 
     def error(self, failure: S3Failure, reason: str = "") -> StoreError:
         """The public error for `failure`."""
-        name = f"s3://{self._bucket}/{self._key}"
+        name = self._name
         if failure.code == "NoSuchBucket":
             name = f"s3://{self._bucket}"
         details = [f"status {failure.status}"] if failure.status else []
         details += [failure.code] if failure.code else []
         details += [f"request id {failure.request_id}"] if failure.request_id else []
         told = f" ({', '.join(details)})" if details else ""
-        message = f"{name}: {failure.what}{told}{'; ' if reason else ''}{reason}.{_advice(failure)}"
+        message = f"{name}: {failure.what}{told}{'; ' if reason else ''}{reason}.{self._advise(failure)}"
         return _CLASSES.get(failure.kind, StoreError)(
             message,
             bucket=self._bucket,
