@@ -125,7 +125,7 @@ class SlabPool:
     """
 
     def __init__(
-        self, generation: int = 0, *, max_free_bytes: int = 1 << 29, idle_uses: int = 64, idle_seconds: float = 10.0
+        self, generation: int = 0, *, max_free_bytes: int = 1 << 29, idle_uses: int = 64, idle_seconds: float = 5.0
     ) -> None:
         #: Bytes to leave free beside what is stacked, so that the rest of the batch finds room in the same slab.
         self.headroom = 0
