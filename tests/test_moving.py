@@ -124,7 +124,7 @@ def test_arrays_become_tensors_by_choice() -> None:
         "s": np.array(["x"]),
         "f": fixed,
         "o": np.array([None]),
-        "swapped": np.arange(2, dtype=">i4"),
+        "big": np.arange(2, dtype=">i4"),
     }
     there = to_meta(batch, arrays=True)
     assert (there["a"].device.type, there["f"].device.type) == ("meta", "meta")

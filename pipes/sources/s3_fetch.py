@@ -303,8 +303,7 @@ class ReadAhead:
                 etag=fetch.etag,
                 size=fetch.size,
                 offset=part.start,
-                # A range of an object that may be empty is refused by the store: all of it is asked for.
-                stop=None if fetch.size is None and not part.start else part.asked,
+                stop=part.asked,
                 chunk=self._chunk,
                 wait=pause,
             )

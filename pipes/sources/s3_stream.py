@@ -291,14 +291,6 @@ class S3Stream(io.BufferedIOBase):
         except S3Failure as failure:
             if failure.kind == "changed" and pinned:
                 raise store.changed(self._bucket, self._key, f"ETag {pinned}", None) from failure
-            if failure.status == 416 and self._size is None and self.stop and not self._arrived:
-                # An empty object has no range at all.
-                body = store.request(self._bucket, self._key, 0, pinned, None, attempt)
-                if body.size:
-                    body.close()
-                    raise S3Failure("unclear", "a range of an object was refused") from failure
-                self._check_same(body)
-                return body
             if failure.status == 416 and self._size is None:
                 raise S3Failure(
                     "refused", f"byte {self._arrived} is beyond the end of the object", status=416
@@ -313,8 +305,13 @@ class S3Stream(io.BufferedIOBase):
         return body
 
     def _asked(self) -> int | None:
-        """The end of the range to ask for; None where it is the end of the object."""
-        return None if self.stop is None or (self._size is not None and self.stop >= self._size) else self.stop
+        """The end of the range to ask for; None where it is the end of the object.
+
+        Of an object that may be empty all is asked for, because a store refuses every range of an empty one.
+        """
+        if self.stop is None or (self._size is None and not self._arrived):
+            return None
+        return None if self._size is not None and self.stop >= self._size else self.stop
 
     def _check_same(self, body: S3Body) -> None:
         if self.etag and body.etag and body.etag != self.etag:

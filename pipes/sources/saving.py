@@ -83,10 +83,10 @@ def write_data(file: IO[Any], data: Any, *, text: bool) -> None:
 def save_file(path: str, data: Any, mode: str) -> None:
     """Write a local file, "w" or "wb", that appears whole or not at all; its folders are made.
 
-    >>> import tempfile
+    >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_file(f"{folder}/a/b.txt", "hello", "w")
-    ...     open(f"{folder}/a/b.txt").read()
+    ...     pathlib.Path(folder, "a/b.txt").read_text()
     'hello'
     """
     folder = os.path.dirname(path)
@@ -130,11 +130,11 @@ class Saver(IterDataPipe[str]):
     Raises ValueError for another mode; while iterating, TypeError for data of the wrong kind, ValueError for a name
     with ".." in it when there is no `filepath_fn`, OSError when the file cannot be written.
 
-    >>> import tempfile
+    >>> import pathlib, tempfile
     >>> from pipes.iter import IterableWrapper
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     saver = IterableWrapper([("a.txt", "hello")]).save_to_disk(filepath_fn=lambda name: f"{folder}/x/{name}")
-    ...     [open(path).read() for path in saver]
+    ...     [pathlib.Path(path).read_text() for path in saver]
     ['hello']
     """
 
