@@ -58,6 +58,13 @@ class LocalFile(io.FileIO):
         self._check()
         return data or b""
 
+    def __del__(self) -> None:
+        # Streams of pipes close when they are dropped. In a cycle this may come before the wrapper that says so.
+        self.close()
+
+    def _dealloc_warn(self, source: Any) -> None:
+        """Called by the buffer above, which would tell of a file that its user did not close."""
+
     def _known(self) -> tuple[int, int]:
         status = os.fstat(self.fileno())
         return status.st_size, status.st_mtime_ns

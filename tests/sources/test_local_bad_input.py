@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import warnings
 from collections import deque
 from functools import partial
 from pathlib import Path
@@ -176,3 +178,19 @@ def test_permission_denied_names_the_file(tmp_path: Path) -> None:
     first, second = done.stdout.splitlines()
     assert str(path) in first
     assert str(tmp_path) in second
+
+
+@pytest.mark.parametrize("mode", ["r", "rb"])
+def test_streams_in_cycles_close_without_a_warning(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("x")
+    before = len(os.listdir("/proc/self/fd"))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(20):
+            cycle: list[Any] = [opened(path, mode)]
+            cycle.append(cycle)
+            del cycle
+        gc.collect()
+    assert [str(each.message) for each in told] == []
+    assert len(os.listdir("/proc/self/fd")) == before
