@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipes.sources.s3_options import S3Options
     from pipes.sources.saving import Saver
     from pipes.stages.batching import Batcher, UnBatcher
+    from pipes.stages.bucketing import MaxTokenBucketizer
     from pipes.stages.collating import Collator
     from pipes.stages.filtering import Filter
     from pipes.stages.flattening import FlatMapper
@@ -271,6 +272,18 @@ class ChainedIter(Generic[T_co]):
 
     def map(self, *args: Any, **kwargs: Any) -> Any:
         """Give `fn(x)` for each element x, or `fn` of some columns of x, put where `output_col` says."""
+        raise NotImplementedError
+
+    def max_token_bucketize(
+        self,
+        max_token_count: int,
+        len_fn: Callable[[T_co], int] = ...,
+        min_len: int = 0,
+        max_len: int | None = None,
+        buffer_size: int = 1000,
+        include_padding: bool = False,
+    ) -> MaxTokenBucketizer[T_co]:
+        """Gather elements of like length into batches of at most `max_token_count` tokens."""
         raise NotImplementedError
 
     def mux(self, *datapipes: IterDataPipe[Any]) -> Multiplexer:

@@ -14,6 +14,7 @@ from pipes.sources.http_files import HttpReader
 from pipes.sources.s3 import S3FileLister, S3FileLoader, S3FileSaver
 from pipes.sources.saving import Saver
 from pipes.stages.batching import Batcher, UnBatcher
+from pipes.stages.bucketing import MaxTokenBucketizer
 from pipes.stages.collating import Collator
 from pipes.stages.filtering import Filter
 from pipes.stages.flattening import FlatMapper
@@ -55,6 +56,7 @@ __all__ = [
     "LineReader",
     "MapToIterConverter",
     "Mapper",
+    "MaxTokenBucketizer",
     "Multiplexer",
     "NpyLoader",
     "ParquetDataFrameLoader",

@@ -140,6 +140,11 @@ CASES: dict[str, Case] = {
     "iter.MapToIterConverter": lambda at: MapToIterConverter(keyed(), [3, 1, 1, 8]),
     "iter.Mapper": lambda at: texts().map(lambda text: text + "x"),
     "iter.Mapper with rng": lambda at: texts().map(draw, rng=True).shuffle(4),
+    "iter.MaxTokenBucketizer": lambda at: (
+        texts(12).map(lambda text: text + "x" * (int(text[-1]) % 4)).shuffle(4).max_token_bucketize(
+            30, min_len=13, max_len=15, buffer_size=5
+        )
+    ),
     "iter.Multiplexer": lambda at: texts(7).shuffle(3).mux(texts(5)),
     "iter.NpyLoader": lambda at: at.files("*.npy").load_npy().map(lambda array: array.tolist()),
     "iter.NpyLoader of archives": lambda at: at.files("*.npz").load_npy().map(lambda sample: sample["a"].tolist()),

@@ -2,6 +2,7 @@
 
 MODULES = (
     "batching",
+    "bucketing",
     "collating",
     "columns",
     "filtering",
