@@ -18,6 +18,10 @@ collect_ignore = ["typing"]
 
 SETTLE_SECONDS = 10.0
 
+# The tests start hundreds of interpreters: compile the package once for all of them.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # no deadline for an example: this machine may be busy; in CI always the same examples
 settings.register_profile("pipes", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("pipes")
