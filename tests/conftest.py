@@ -48,6 +48,12 @@ sys.stdin.read()
 """
 
 
+def pytest_collection_finish() -> None:
+    """Keep modules and collected tests out of later garbage collections: a thousand tests collect, 0.2 s each else."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_real_cloud() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:

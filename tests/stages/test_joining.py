@@ -30,7 +30,7 @@ def test_zip_contract() -> None:
 
 def test_mux_contract() -> None:
     check_stage(lambda: numbers(3).mux(numbers(2, 10), numbers(9, 20)), [0, 10, 20, 1, 11, 21])
-    check_stage(lambda: numbers(40).shuffle(3).mux(numbers(38), numbers(100)))
+    check_stage(lambda: numbers(9).shuffle(3).mux(numbers(7), numbers(12)))
     check_everywhere(lambda source: source.mux(numbers(17, 50).shuffle(2)))
     check_everywhere(lambda source: numbers(30, 50).shuffle(2).mux(source))
 
