@@ -87,6 +87,11 @@ class S3FileLister(IterDataPipe[S3Url]):
     def _make_run(self, context: Context, stage: str) -> Run:
         return (RootsRun if isinstance(self.source, IterDataPipe) else ListingRun)(self, context, stage)
 
+    @property
+    def clients_in_use(self) -> tuple[str, ...]:
+        """The clients that this pipe used in this process: "boto3" once it has listed."""
+        return self._store.clients_in_use
+
     def roots(self) -> list[str]:
         """The constant prefixes, as a list."""
         return [self.source] if isinstance(self.source, str) else list(self.source)
@@ -191,6 +196,14 @@ class S3FileLoader(IterDataPipe[tuple[str, StreamWrapper]]):
 
     def _make_run(self, context: Context, stage: str) -> Run:
         return (ReadAheadRun if self.read_ahead else OpeningRun)(self, context, stage)
+
+    @property
+    def clients_in_use(self) -> tuple[str, ...]:
+        """The clients that read for this pipe in this process so far: "boto3", "obstore", both or none.
+
+        Worker processes log theirs, at level INFO, to the logger "pipes".
+        """
+        return self._store.clients_in_use
 
     def opened(self, url: Any) -> tuple[str, StreamWrapper]:
         """Open one object."""

@@ -14,6 +14,7 @@ Contract
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import sys
 import threading
@@ -40,6 +41,8 @@ _SMALL = 2 << 20
 # Clients inherited by a fork: kept, because closing them here would disturb the parent's or hang.
 _inherited: list[Any] = []
 
+_log = logging.getLogger("pipes")
+
 
 class S3Store:
     """Lists, reads and writes the objects of an S3 store.
@@ -60,6 +63,7 @@ class S3Store:
         if self.options.client == "obstore" and importlib.util.find_spec("obstore") is None:
             raise ModuleNotFoundError('client="obstore" needs obstore: pip install "pipes[s3]"', name="obstore")
         self._held: tuple[int, _Clients] | None = None
+        self._used: set[tuple[int, str]] = set()
         self._last_size: int | None = None
 
     def __repr__(self) -> str:
@@ -70,6 +74,15 @@ class S3Store:
 
     def __deepcopy__(self, memo: Any) -> S3Store:
         return self
+
+    @property
+    def clients_in_use(self) -> tuple[str, ...]:
+        """The clients that listed or read through this object in this process so far: "boto3", "obstore", both, none.
+
+        >>> S3Store().clients_in_use
+        ()
+        """
+        return tuple(sorted(client for pid, client in tuple(self._used) if pid == os.getpid()))
 
     def list(self, prefix: str, page_size: int = 1000) -> Iterator[S3Object]:
         """Yield the objects whose URL starts with `prefix` (`s3://bucket/any/beginning`), in the store's order.
@@ -88,7 +101,7 @@ class S3Store:
             here, attempts = place, Attempts(self.options, bucket, prefix)
 
             def request(_: int, here: dict[str, str] = here) -> tuple[list[S3Object], dict[str, str]]:
-                return self._clients().boto().page(bucket, prefix, page_size, here)
+                return self._boto(bucket).page(bucket, prefix, page_size, here)
 
             objects, place = attempts.run(request)
             yield from objects
@@ -151,13 +164,14 @@ class S3Store:
         if attempt == 0 and self._use_obstore(bucket, key, expected):
             clients = self._clients()
             transport = clients.obstore(bucket)
+            self._note(clients, bucket, "obstore")
             try:
                 body = transport.open(bucket, key, start, etag, stop)
             except S3Failure as failure:
                 clients.after_failure(bucket, failure, transport)
                 raise
         else:
-            body = self._clients().boto().open(bucket, key, start, etag, stop)
+            body = self._boto(bucket).open(bucket, key, start, etag, stop)
         self._last_size = body.size
         return body
 
@@ -198,6 +212,18 @@ class S3Store:
             return False
         return can_run()
 
+    def _boto(self, bucket: str) -> BotoTransport:
+        clients = self._clients()
+        transport = clients.boto()
+        self._note(clients, bucket, "boto3")
+        return transport
+
+    def _note(self, clients: _Clients, bucket: str, client: str) -> None:
+        self._used.add((os.getpid(), client))
+        if (bucket, client) not in clients.told:
+            clients.told.add((bucket, client))
+            _log.info("s3://%s: %s is in use in process %d", bucket, client, os.getpid())
+
     def _clients(self) -> _Clients:
         pid, held = os.getpid(), self._held
         if held is not None and held[0] == pid:
@@ -218,6 +244,8 @@ class _Clients:
         self._session: Any = None
         self._boto: dict[bool, BotoTransport] = {}
         self._obstore: dict[str, ObstoreTransport] = {}
+        #: Buckets with the clients that were logged for them.
+        self.told: set[tuple[str, str]] = set()
 
     def boto(self) -> BotoTransport:
         mocked = mock_is_active()

@@ -1,8 +1,10 @@
 """Names, pages and streams (cases D1, D2) over moto's server, moto's in-process mock, and clients of the user's own."""
 
 import io
+import os
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import boto3
@@ -11,6 +13,7 @@ from fault_server import FaultServer, Step
 from moto import mock_aws
 from s3_objects import HARD_KEYS, body_of, put_objects
 
+from pipes.iter import S3FileLister, S3FileLoader
 from pipes.sources.s3_boto import _parse, _scan
 from pipes.sources.s3_client import S3Store
 from pipes.sources.s3_options import S3Options
@@ -203,6 +206,27 @@ def test_auto_takes_obstore_once_objects_prove_small(pattern_server: FaultServer
         for request in pattern_server.requests[before:]
     ]
     assert clients == ["Boto3", "pipes", "pipes", "Boto3", "pipes"]
+
+
+def test_which_client_was_used_can_be_seen(caplog: pytest.LogCaptureFixture) -> None:
+    with FaultServer({"a": b"a", "b": b"b"}) as server, caplog.at_level("INFO", "pipes"):
+        options = S3Options(endpoint_url=server.url, unsigned=True)
+        names = S3FileLister("s3://bkt/", options=options)
+        listed = names.load_files_by_s3(options=options)
+        plain = S3FileLoader(["s3://bkt/a"], options=replace(options, client="boto3"))
+        assert (names.clients_in_use, listed.clients_in_use, plain.clients_in_use) == ((), (), ())
+        assert [stream.read() for _, stream in listed] + [stream.read() for _, stream in plain] == [b"a", b"b", b"a"]
+        assert (names.clients_in_use, listed.clients_in_use) == (("boto3",), ("obstore",))
+        assert plain.clients_in_use == ("boto3",)
+        server.script("a", Step(status=503))
+        assert [stream.read() for _, stream in listed] == [b"a", b"b"]
+        assert listed.clients_in_use == ("boto3", "obstore"), "a second attempt goes through boto3"
+        again: S3FileLoader = pickle.loads(pickle.dumps(plain))
+        assert again.clients_in_use == ()
+    said = [record.getMessage() for record in caplog.records if "is in use" in record.getMessage()]
+    assert said == [
+        f"s3://bkt: {client} is in use in process {os.getpid()}" for client in ("boto3", "obstore", "boto3")
+    ], "once for each bucket and settings"
 
 
 def test_the_environment_does_not_reach_past_the_options(
