@@ -15,11 +15,11 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     # The modules beside the example are found through the script's own folder.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     return subprocess.run(
-        [sys.executable, str(EXAMPLES / "01_train_from_s3.py"), "--samples", "2400", "--shards", "8", *arguments],
+        [sys.executable, str(EXAMPLES / name), *arguments],
         capture_output=True,
         text=True,
         env={**inherited, **environment},
@@ -27,9 +27,13 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
+def run_s3(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run("01_train_from_s3.py", "--samples", "2400", "--shards", "8", *arguments, **environment)
+
+
 @pytest.mark.usefixtures("no_residue")
 def test_train_from_s3() -> None:
-    done = run()
+    done = run_s3()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the 19 batches after the resume are those that would have come: True" in done.stdout
     assert "samples lost" in done.stdout
@@ -46,7 +50,7 @@ def sockets() -> set[Path]:
 )
 def test_train_from_a_store_that_checks_signatures() -> None:
     before = sockets()
-    done = run("--store", "seaweedfs", COLUMNS="300")
+    done = run_s3("--store", "seaweedfs", COLUMNS="300")
     assert done.returncode == 0, done.stdout + done.stderr
     for word in ("list", "load"):
         assert f"a wrong secret may not {word}: StorePermissionError" in done.stdout
@@ -63,8 +67,24 @@ def test_a_store_that_does_not_start_says_why(tmp_path: Path) -> None:
     weed = bare / "weed"
     weed.write_text("#!/bin/sh\necho the disk is full\nexit 3\n")
     weed.chmod(0o755)
-    done = run("--store", "seaweedfs", TMPDIR=str(temporary), PATH=f"{bare}:/usr/bin:/bin")
+    done = run_s3("--store", "seaweedfs", TMPDIR=str(temporary), PATH=f"{bare}:/usr/bin:/bin")
     assert done.returncode == 1
     assert "SeaweedFS ended with 3" in done.stderr
     assert "the disk is full" in done.stderr
     assert not list(temporary.iterdir())
+
+
+@pytest.mark.usefixtures("no_residue")
+def test_networks_are_trained_in_bf16() -> None:
+    done = run("02_train_on_the_device.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"(ResNet|VGG|BERT) .* 48 .* yes", done.stdout)) == 3
+
+
+@pytest.mark.usefixtures("no_residue")
+def test_texts_of_many_lengths_give_the_same_scores_with_less_padding() -> None:
+    done = run("03_text_of_many_lengths.py", "--texts", "300")
+    assert done.returncode == 0, done.stdout + done.stderr
+    [counts] = re.findall(r"padded tokens: (\d+) in fixed batches, (\d+) by max_token_bucketize; .* True", done.stdout)
+    assert 0 < int(counts[1]) < int(counts[0]) / 2
+    assert not done.stderr
