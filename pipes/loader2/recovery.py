@@ -18,7 +18,7 @@ from pipes.loader2.process import describe_exit
 from pipes.loader2.progress import Progress
 from pipes.loader2.settings import Settings
 from pipes.loader2.slot import Slot
-from pipes.loader2.whereabouts import Whereabouts
+from pipes.loader2.whereabouts import Place, Whereabouts
 
 __all__ = ["Death", "give_up_on"]
 
@@ -33,6 +33,7 @@ class Death:
     exitcode: int | None
     reached: str
     at: Whereabouts
+    ahead: Place | None
     crash: str
 
     @classmethod
@@ -43,13 +44,16 @@ class Death:
         crash = process.crash_stack()
         own = [p for p in streams if p.worker == worker.number and not p.ended]
         reached = ", ".join(f"stream {p.stream} after output {p.arrived}" for p in own) or "no open stream"
-        return cls(process.pid, process.exitcode, reached, worker.page.read(), f"\n{crash}" if crash else "")
+        ahead = (own[0].stream, own[0].arrived) if own else None
+        return cls(process.pid, process.exitcode, reached, worker.page.read(), ahead, f"\n{crash}" if crash else "")
 
     def allow_restart(self, worker: Slot, settings: Settings) -> None:
         """Count a restart and warn of it; raises WorkerDiedError when there may be none."""
         place = self.at.place
-        worker.deaths_there = worker.deaths_there + 1 if place is not None and place == worker.traced else 1
-        worker.traced = place
+        again = place is not None and place == worker.traced
+        worker.deaths_there = worker.deaths_there + 1 if again else int(place is not None)
+        # A thread may end a worker that waits or sends: an output to come is to blame, and is made one by one then.
+        worker.traced = place or self.ahead
         what = (
             f"worker {worker.number} (pid {self.pid}) died: {describe_exit(self.exitcode)}; it was {self.at}; "
             f"it ran {self.reached}"

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from stage_contract import check_everywhere, saved, start
 
@@ -376,3 +377,26 @@ def test_a_worker_that_dies_of_an_element_names_it() -> None:
     with pytest.raises(WorkerDiedError, match="in stage 2:ThreadPoolMapper, on element 13"):
         list(loader)
     loader.shutdown()
+
+
+@pytest.mark.usefixtures("no_residue")
+@pytest.mark.filterwarnings("ignore:worker 0 .* died:RuntimeWarning")
+def test_a_worker_that_dies_of_an_element_while_it_waits_names_it_too() -> None:
+    graph = IterableWrapper(range(40)).sharding_filter().threadpool_map(deadly, max_workers=3)
+    service = MultiProcessingReadingService(num_workers=1, prefetch=1)
+    loader: DataLoader2[Any] = DataLoader2(graph, reading_service=service)
+    iterator, deaths = iter(loader), 0
+    with pytest.raises(WorkerDiedError, match="in stage 2:ThreadPoolMapper, on element 13"):  # noqa: PT012
+        while True:
+            next(iterator)
+            # Nothing is taken until a thread has ended the worker, which has nothing to do but wait.
+            deaths += deaths == 0 and ends(loader.stats()["workers"][0])
+    loader.shutdown()
+    assert deaths == 1
+
+
+def ends(pid: int) -> bool:
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not psutil.pid_exists(pid)
