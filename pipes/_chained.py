@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pipes.datapipe import IterDataPipe, MapDataPipe
     from pipes.error_policy import MaxErrors, OnError
     from pipes.formats.archives import TarArchiveLoader, ZipArchiveLoader
+    from pipes.formats.arrow_batches import ArrowToTensors, RowRebatcher
     from pipes.formats.lines import LineReader, StreamReader
     from pipes.formats.npy_files import NpyLoader
     from pipes.formats.parquet_files import ParquetDataFrameLoader, ParquetLoader, ParquetRowGroupLister
@@ -49,6 +50,12 @@ T_co = TypeVar("T_co", covariant=True)
 
 class ChainedIter(Generic[T_co]):
     """The chained methods of iterable pipes."""
+
+    def arrow_to_tensors(
+        self, columns: Sequence[str] | None = None, *, on_error: OnError = "raise", max_errors: MaxErrors = 0.1
+    ) -> ArrowToTensors:
+        """Give each pyarrow.RecordBatch (or Table) as a dict of tensors, one for each of `columns` (None: all)."""
+        raise NotImplementedError
 
     def batch(self, batch_size: int, drop_last: bool = False, wrapper_class: Callable[..., Any] = ...) -> Batcher[T_co]:
         """Gather `batch_size` elements into a `wrapper_class`, a list; the last batch is shorter, or dropped."""
@@ -395,6 +402,10 @@ class ChainedIter(Generic[T_co]):
         max_errors: MaxErrors = 0.1,
     ) -> LineReader:
         """Give `(path, line)` for each line of each stream, bytes from binary streams and str from text ones."""
+        raise NotImplementedError
+
+    def rebatch_rows(self, batch_size: int, drop_last: bool = False) -> RowRebatcher:
+        """Give pyarrow.RecordBatches of exactly `batch_size` rows, from record batches or tables of any length."""
         raise NotImplementedError
 
     def save_by_fsspec(

@@ -2,6 +2,7 @@
 
 from pipes.datapipe import DataChunk, IterDataPipe, functional_datapipe
 from pipes.formats.archives import TarArchiveLoader, ZipArchiveLoader
+from pipes.formats.arrow_batches import ArrowToTensors, RowRebatcher
 from pipes.formats.lines import LineReader, StreamReader
 from pipes.formats.npy_files import NpyLoader
 from pipes.formats.parquet_files import ParquetDataFrameLoader, ParquetLoader, ParquetRowGroupLister
@@ -29,6 +30,7 @@ from pipes.stages.threads import ThreadPoolMapper
 from pipes.stages.wrapping import IterableWrapper, MapToIterConverter
 
 __all__ = [
+    "ArrowToTensors",
     "Batcher",
     "CSVDictParser",
     "CSVParser",
@@ -63,6 +65,7 @@ __all__ = [
     "ParquetLoader",
     "ParquetRowGroupLister",
     "PinMemory",
+    "RowRebatcher",
     "S3FileLister",
     "S3FileLoader",
     "S3FileSaver",

@@ -97,6 +97,10 @@ def _demuxed(at: Places) -> IterDataPipe[Any]:
 
 
 CASES: dict[str, Case] = {
+    "iter.ArrowToTensors": lambda at: (
+        FileLister(at.folder, "*.parquet").load_parquet("batches").arrow_to_tensors(["b"])
+        .map(lambda tensors: [tensors["b"].tolist(), PAYLOAD])
+    ),
     "iter.Batcher": lambda at: texts(11).shuffle(4).batch(3),
     "iter.CSVDictParser": lambda at: at.files("*.csv").parse_csv_as_dict(),
     "iter.CSVParser": lambda at: at.files("*.csv").parse_csv(),
@@ -161,6 +165,10 @@ CASES: dict[str, Case] = {
         FileLister(at.folder, "*.parquet").list_parquet_row_groups().map(lambda unit: [*unit, PAYLOAD])
     ),
     "iter.PinMemory": lambda at: texts().shuffle(3).pin_memory(pin_memory_fn=lambda batch, device: batch + "x"),
+    "iter.RowRebatcher": lambda at: (
+        FileLister(at.folder, "*.parquet").shuffle(2).load_parquet("batches").rebatch_rows(2)
+        .map(lambda batch: batch.to_pydict())
+    ),
     "iter.S3FileLister": lambda at: S3FileLister("s3://cases/in/", endpoint_url=at.s3).map(lambda url: url + PAYLOAD),
     "iter.S3FileLoader": lambda at: (
         S3FileLister("s3://cases/in/", endpoint_url=at.s3).shuffle(3).load_files_by_s3(endpoint_url=at.s3).map(read)

@@ -2,6 +2,8 @@
 
 MODULES = (
     "archives",
+    "arrow",
+    "arrow_batches",
     "chunks",
     "decode",
     "delimited",
