@@ -39,7 +39,7 @@ from pipes.loader2.delivery import AsReady, Delivery, InOrder
 from pipes.loader2.forwarding import replay_log, replay_warning
 from pipes.loader2.interrupts import held
 from pipes.loader2.iterator import MOST_AHEAD, NOTHING
-from pipes.loader2.messages import BATCH_HEAD, CREDIT_HEAD, EVENT_HEAD, FATAL, Kind
+from pipes.loader2.messages import BATCH_HEAD, EVENT_HEAD, FATAL, Kind
 from pipes.loader2.progress import Progress, Reached
 from pipes.loader2.recovery import Death, give_up_on
 from pipes.loader2.remote_error import unpack_error
@@ -131,8 +131,9 @@ class Engine:
             if progress.worker == worker.number
         ]
         credits = max(0, self._settings.prefetch - sum(entry[0] == Kind.BATCH for entry in worker.inbox))
-        message = pickle.dumps((self._iteration, self._plan, states, credits, worker.traced), protocol=5)
-        worker.channel.post(Kind.EPOCH, [message])
+        ledger = worker.page.ledger
+        epoch = self._iteration, self._plan, states, credits, worker.traced, ledger.granted, ledger.own
+        worker.post(Kind.EPOCH, [pickle.dumps(epoch, protocol=5)])
 
     def next(self) -> Any:
         """Return the next output; raises StopIteration at the end, and what the streams raise."""
@@ -206,8 +207,7 @@ class Engine:
         if snapshot:
             progress.given_snapshot = pickle.loads(snapshot)
         self._delivery.advance(progress.stream)
-        own = 1 if generation == worker.generation else 0
-        worker.channel.post(Kind.CREDIT, [CREDIT_HEAD.pack(1, own), worker.receiver.returned()])
+        worker.credit(1, own=1 if generation == worker.generation else 0)
         return output
 
     def _look_for(self, awaited: Sequence[Slot]) -> Slot | None:
@@ -221,7 +221,7 @@ class Engine:
         found: Slot | None = None
         for worker in awaited:
             # Now, not with the next output: two slabs filled in turn stay in the worker's cache better than three.
-            self._give_back(worker)
+            worker.credit()
         started = time.perf_counter()
         timeout = self._settings.timeout
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -241,11 +241,6 @@ class Engine:
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("the loader was shut down while this iterator waited for its workers")
-
-    def _give_back(self, worker: Slot) -> None:
-        returned = worker.receiver.returned()
-        if returned:
-            worker.channel.post(Kind.CREDIT, [CREDIT_HEAD.pack(0, 0), returned])
 
     def _take_in(self, worker: Slot) -> None:
         self._check_open()
@@ -277,7 +272,7 @@ class Engine:
             parcel = worker.receiver.accept(memoryview(body)[start:], message.fds)
             if iteration != self._iteration:
                 del parcel
-                self._give_back(worker)
+                worker.credit()
                 return
             snapshot = bytes(body[BATCH_HEAD.size : start])
             progress = self._streams[stream]
@@ -319,7 +314,7 @@ class Engine:
             # The stream's turn to give this element is when it is raised.
             self._deal_errors[stream] = error
             answer = ship((stream, number, None, None))
-        worker.channel.post(Kind.DEAL, [answer])
+        worker.post(Kind.DEAL, [answer])
 
     def _release_dealt(self, progress: Progress) -> None:
         if self._dealer is not None:
@@ -350,12 +345,12 @@ class Engine:
     def pause(self) -> None:
         """Let the workers begin nothing until `resume`."""
         for worker in self._workers:
-            worker.channel.post(Kind.PAUSE)
+            worker.post(Kind.PAUSE)
 
     def resume(self) -> None:
         """Let the workers go on."""
         for worker in self._workers:
-            worker.channel.post(Kind.RESUME)
+            worker.post(Kind.RESUME)
 
     def states(self, without: int = 0) -> dict[int, StreamState]:
         """Return where each stream stands, by its number, or stood before the newest `without` outputs."""

@@ -3,9 +3,10 @@
 Main to worker
     PAGE     one descriptor, before all else: where the worker says what it is doing
     SHARE    pickle (key, digest) and a block's descriptor: what all workers read; those that a Job counts come first
-    EPOCH    pickle (iteration, plan, [(stream, state)], credits, traced): drop what you do and run these streams;
-             the worker before died at the output `traced`, (stream, number) or None
-    CREDIT   (batches, of them sent by this process), then loan numbers: so many more may be sent; these slabs are free
+    EPOCH    pickle (iteration, plan, [(stream, state)], credits, traced, granted, own): drop what you do and run these
+             streams; the worker before died at the output `traced`, (stream, number) or None; what the ledger grants
+             from (granted, own) on comes on top of `credits`
+    CREDIT   wakes a worker that sleeps: look at the ledger, where main allows batches and gives back slabs
     DEAL     shipped (stream, number, has, element): the answer to NEED; `has` is None when main could not read on
     PAUSE    begin no output until RESUME, or the next EPOCH
     RESUME   go on
@@ -26,7 +27,7 @@ from __future__ import annotations
 import struct
 from enum import IntEnum
 
-__all__ = ["BATCH_HEAD", "CREDIT_HEAD", "EVENT_HEAD", "FATAL", "Kind"]
+__all__ = ["BATCH_HEAD", "EVENT_HEAD", "FATAL", "Kind"]
 
 
 class Kind(IntEnum):
@@ -52,7 +53,6 @@ class Kind(IntEnum):
 
 BATCH_HEAD = struct.Struct("<qqqI4x")
 EVENT_HEAD = struct.Struct("<qqq")
-CREDIT_HEAD = struct.Struct("<II")
 
 #: The iteration of an error that belongs to none: the worker cannot work at all.
 FATAL = -1

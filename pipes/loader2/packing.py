@@ -268,8 +268,8 @@ class Receiver:
         """`accept` and `Parcel.unpack` in one."""
         return self.accept(body, fds).unpack()
 
-    def returned(self) -> bytes:
-        """The loans that ended since the last call, for `SlabPool.take_back`; empty when there are none."""
+    def returned(self) -> list[int]:
+        """The loans that ended since the last call, for `SlabPool.take_back`."""
         return self.loans.returned()
 
 

@@ -25,7 +25,7 @@ _GRACE = 2.0
 def see_off(workers: Sequence[Slot]) -> None:
     """Tell workers to stop and wait for them to end."""
     for worker in workers:
-        worker.channel.post(Kind.STOP)
+        worker.post(Kind.STOP)
     deadline = time.monotonic() + _GRACE
     for worker in workers:
         # Reading on lets a worker that is sending reach its next look at the channel.

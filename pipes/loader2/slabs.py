@@ -23,9 +23,8 @@ import mmap
 import os
 import time
 import weakref
-from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pipes.devices import Device, Mark
 from pipes.loader2 import fault_points
@@ -111,6 +110,8 @@ class Slab:
 class SlabPool:
     """A worker's slabs: opens one to be filled, lends it, takes it back.
 
+    `ended`, if any, gives the loans that ended since the last call: each slab to be filled is chosen with the newest.
+
     >>> pool = SlabPool()
     >>> slab = pool.open(1_000_000)
     >>> slab.allocate(1_000_000), slab.size
@@ -118,18 +119,25 @@ class SlabPool:
     >>> loan = pool.lend(slab)
     >>> slab.free, len(pool)
     (False, 1)
-    >>> pool.take_back(array("Q", [loan]).tobytes())
+    >>> pool.take_back([loan])
     >>> pool.open(1_000_000) is slab
     True
     >>> pool.close()
     """
 
     def __init__(
-        self, generation: int = 0, *, max_free_bytes: int = 1 << 29, idle_uses: int = 64, idle_seconds: float = 5.0
+        self,
+        generation: int = 0,
+        *,
+        ended: Callable[[], Iterable[int]] | None = None,
+        max_free_bytes: int = 1 << 29,
+        idle_uses: int = 64,
+        idle_seconds: float = 5.0,
     ) -> None:
         #: Bytes to leave free beside what is stacked, so that the rest of the batch finds room in the same slab.
         self.headroom = 0
         self._next_loan = generation << 32
+        self._ended = ended
         self._max_free_bytes = max_free_bytes
         self._idle_uses = idle_uses
         self._idle_seconds = idle_seconds
@@ -155,6 +163,7 @@ class SlabPool:
         Take its `window` before the next `open`: a slab that nobody looks at is free.
         """
         self._uses += 1
+        self._take_ended()
         free = [slab for slab in self._slabs if slab.free]
         self._retire(free)
         fitting = [slab for slab in free if nbytes <= slab.size <= max(4 * nbytes, _FIRST_CLASS)]
@@ -188,9 +197,9 @@ class SlabPool:
         self._next_loan += 1
         return slab.loan
 
-    def take_back(self, numbers: bytes | bytearray | memoryview) -> None:
+    def take_back(self, numbers: Iterable[int]) -> None:
         """Mark loans as ended: `numbers` is what `Loans.returned` gave. Numbers that are not lent are ignored."""
-        for number in memoryview(numbers).cast("Q"):
+        for number in numbers:
             slab = self._lent.pop(number, None)
             if slab is not None:
                 slab.loan = None
@@ -200,6 +209,7 @@ class SlabPool:
         if self._uses == self._told and self._slabs:
             # Else slabs of a burst would stay for as long as all batches after it are small.
             self._uses += 1
+            self._take_ended()
             self._retire([slab for slab in self._slabs if slab.free])
         self._told = self._uses
         retired, self._retired = self._retired, []
@@ -211,6 +221,10 @@ class SlabPool:
             slab.close()
         self._slabs.clear()
         self._lent.clear()
+
+    def _take_ended(self) -> None:
+        if self._ended is not None:
+            self.take_back(self._ended())
 
     def _retire(self, free: list[Slab]) -> None:
         free.sort(key=lambda slab: slab.last_use)
@@ -239,11 +253,11 @@ class Loans:
     >>> loans.map(slab.number, slab.size, slab.take_fd())
     >>> window = loans.borrow(slab.number, pool.lend(slab), 3)
     >>> window.tolist(), loans.returned()
-    ([1, 2, 3], b'')
+    ([1, 2, 3], [])
     >>> view = window[1:]
     >>> del window
     >>> view.tolist(), loans.returned()
-    ([2, 3], b'')
+    ([2, 3], [])
     >>> del view
     >>> pool.take_back(loans.returned())
     >>> slab.free
@@ -289,16 +303,16 @@ class Loans:
         """Count a loan in `held` until it ends."""
         self._held.add(loan)
 
-    def returned(self) -> bytes:
-        """The numbers of the loans that ended since the last call, as `SlabPool.take_back` wants them."""
-        numbers = array("Q")
+    def returned(self) -> list[int]:
+        """The numbers of the loans that ended since the last call, for `SlabPool.take_back`."""
+        numbers: list[int] = []
         # Finalizers run in any thread and at any moment, so only single deque operations are safe.
         while self._ended:
             mark = self._ended[0][1]
             if mark is not None and not mark.query():
                 break
             numbers.append(self._ended.popleft()[0])
-        return numbers.tobytes()
+        return numbers
 
     def forget(self, slabs: list[int]) -> None:
         """Drop the mappings of slabs that the worker gave up."""

@@ -9,6 +9,7 @@ Contract
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -107,12 +108,24 @@ class Slot:
             name=f"pipes worker {self.number}",
             number=self.number,
         )
-        self.channel = Channel(self.process.sock)
         self.page, descriptor = Page.create()
+        self.channel = Channel(self.process.sock)
         self.channel.post(Kind.PAGE, [], [descriptor])
         self._copied_before = self._copied
         self.receiver = Receiver(settings.max_held, self._device)
         shared.send(self.channel)
+
+    def post(self, kind: Kind, parts: Sequence[bytes] = ()) -> None:
+        """Send the worker a message without waiting."""
+        self.page.ledger.announce()
+        self.channel.post(kind, parts)
+
+    def credit(self, batches: int = 0, own: int = 0) -> None:
+        """Let the worker make so many further batches, of which this process had sent `own`; give its slabs back."""
+        ledger = self.page.ledger
+        ledger.add(batches, own, self.receiver.returned())
+        if ledger.asleep:
+            self.post(Kind.CREDIT)
 
     def discard(self) -> None:
         """End the process and close what belongs to it."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from pipes.context import Context
 from pipes.errors import brief
+from pipes.loader2.ledger import LEDGER_BYTES, Ledger
 from pipes.loader2.segments import create_segment, map_segment
 from pipes.run import Node, Run, inputs_of
 
@@ -95,9 +96,12 @@ class Page:
 
     def __init__(self, descriptor: int) -> None:
         try:
-            self._memory = memoryview(map_segment(descriptor, _SIZE)).cast("B")
+            memory = memoryview(map_segment(descriptor, _SIZE)).cast("B")
         finally:
             os.close(descriptor)
+        self._memory = memory[: _SIZE - LEDGER_BYTES]
+        #: What the worker may do, on the other half of the page.
+        self.ledger = Ledger(memory[_SIZE - LEDGER_BYTES :])
 
     @classmethod
     def create(cls) -> tuple[Page, int]:

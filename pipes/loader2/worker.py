@@ -33,7 +33,7 @@ from pipes.loader2.collate import collating_into, default_collate
 from pipes.loader2.dealing import DealtSource, Exhausted
 from pipes.loader2.forwarding import install_forwarding
 from pipes.loader2.merge import RoundRobin
-from pipes.loader2.messages import BATCH_HEAD, CREDIT_HEAD, EVENT_HEAD, FATAL, Kind
+from pipes.loader2.messages import BATCH_HEAD, EVENT_HEAD, FATAL, Kind
 from pipes.loader2.packing import Packed, pack
 from pipes.loader2.progress import Reached
 from pipes.loader2.random import seeds_of
@@ -98,7 +98,7 @@ class _Worker:
         self._sending = threading.Lock()
         self._notes: deque[tuple[Kind, bytes]] = deque()
         install_forwarding(self._note, self._number)
-        self._pool = SlabPool(job.generation)
+        self._pool = SlabPool(job.generation, ended=page.ledger.take_loans)
         page.move(Phase.UNPICKLING)
         fault_points.reach("before the graph is unpickled")
         self._listings: dict[str, Listing] = {}
@@ -112,6 +112,8 @@ class _Worker:
         self._streams: dict[int, Stream] = {}
         self._turns = RoundRobin({})
         self._credits = 0
+        # What of the ledger and of the channel was taken in.
+        self._granted = self._own = self._received = 0
         self._sizes: deque[int] = deque()
         self._dealt: dict[tuple[int, int], tuple[bool | None, Any]] = {}
         self._snapshots: dict[int, tuple[int, float]] = {}
@@ -121,18 +123,35 @@ class _Worker:
         fault_points.reach("ready")
 
     def serve(self) -> None:
-        channel = self._channel
-        while True:
-            if not self._may_produce():
-                self._page.move(Phase.WAITING)
-                self._handle(channel.recv())
-            # All that is there: a credit that is read late has the worker fill one slab more than it needs.
-            for message in channel.feed():
-                self._handle(message)
-            if self._stopped:
-                return
+        while not self._stopped:
+            self._take_in()
             if self._may_produce():
                 self._produce()
+            elif not self._stopped:
+                self._sleep()
+
+    def _take_in(self) -> None:
+        """Handle the messages that have arrived, and take what main allows."""
+        ledger = self._page.ledger
+        if ledger.announced != self._received:
+            for message in self._channel.feed():
+                self._handle(message)
+        granted, own = ledger.granted, ledger.own
+        if granted != self._granted or own != self._own:
+            fault_points.reach("before handling", Kind.CREDIT)
+            self._credits += granted - self._granted
+            for _ in range(own - self._own):
+                self._sizes.popleft()
+            self._granted, self._own = granted, own
+            fault_points.reach("after handling", Kind.CREDIT)
+
+    def _sleep(self) -> None:
+        """Wait for a message, unless something came since the last look."""
+        self._page.move(Phase.WAITING)
+        with self._page.ledger.falling_asleep():
+            self._take_in()
+            if not self._stopped and not self._may_produce():
+                self._handle(self._channel.recv())
 
     def _may_produce(self) -> bool:
         return (
@@ -144,14 +163,11 @@ class _Worker:
 
     def _handle(self, message: Message) -> None:
         kind = message.kind
-        fault_points.reach("before handling", kind)
+        self._received += 1
         if kind == Kind.CREDIT:
-            batches, own = CREDIT_HEAD.unpack_from(message.body)
-            self._credits += batches
-            for _ in range(own):
-                self._sizes.popleft()
-            self._pool.take_back(message.body[CREDIT_HEAD.size :])
-        elif kind == Kind.EPOCH:
+            return
+        fault_points.reach("before handling", kind)
+        if kind == Kind.EPOCH:
             self._begin(*pickle.loads(message.body))
         elif kind == Kind.DEAL:
             stream, number, has, element = pickle.loads(message.body)
@@ -164,10 +180,18 @@ class _Worker:
         fault_points.reach("after handling", kind)
 
     def _begin(
-        self, iteration: int, plan: Plan, states: list[tuple[int, StreamState]], credits: int, traced: Place | None
+        self,
+        iteration: int,
+        plan: Plan,
+        states: list[tuple[int, StreamState]],
+        credits: int,
+        traced: Place | None,
+        granted: int,
+        own: int,
     ) -> None:
         self._drop_streams()
         self._iteration, self._credits, self._paused = iteration, credits, False
+        self._granted, self._own = granted, own
         self._sizes.clear()
         self._dealt.clear()
         self._snapshots.clear()

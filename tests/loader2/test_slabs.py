@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import socket
-from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -24,10 +23,6 @@ from pipes.loader2.slabs import ALIGNMENT, Loans, SlabPool, size_class
 pytestmark = pytest.mark.usefixtures("closes_descriptors")
 
 NBYTES = 1 << 20
-
-
-def numbers(*loans: int) -> bytes:
-    return array("Q", loans).tobytes()
 
 
 def mapped_bytes() -> int:
@@ -101,9 +96,9 @@ def test_a_loan_ends_with_its_last_view_of_any_kind(view: Callable[[Any], Any]) 
     loan, window = lend(pool, loans)
     held = view(window)
     del window
-    assert loans.returned() == b""
+    assert loans.returned() == []
     del held
-    assert loans.returned() == numbers(loan)
+    assert loans.returned() == [loan]
     pool.close()
 
 
@@ -112,7 +107,7 @@ def test_views_that_do_not_look_at_the_slab_do_not_hold_it() -> None:
     loan, window = lend(pool, loans)
     copies = [window.copy(), torch.from_numpy(window).clone(), window[::2].reshape(2, -1).sum()]
     del window
-    assert loans.returned() == numbers(loan)
+    assert loans.returned() == [loan]
     assert len(copies) == 3
     pool.close()
 
@@ -123,12 +118,12 @@ def test_a_slab_is_filled_again_only_when_nobody_looks_at_it() -> None:
     kept = torch.from_numpy(first.window()[:100])
     loan = pool.lend(first)
     assert not first.free
-    pool.take_back(numbers(loan))
+    pool.take_back([loan])
     assert pool.open(NBYTES) is not first
     del kept
     first.last_use = 1_000
     assert pool.open(NBYTES) is first
-    assert loans.returned() == b""
+    assert loans.returned() == []
     pool.close()
 
 
@@ -153,12 +148,12 @@ def test_loans_of_another_generation_or_twice_returned_are_ignored() -> None:
     slab = new.open(NBYTES)
     loan = new.lend(slab)
     assert stale != loan
-    new.take_back(numbers(stale))
+    new.take_back([stale])
     assert slab.loan == loan
-    new.take_back(numbers(loan, loan))
+    new.take_back([loan, loan])
     assert new.open(NBYTES) is slab
     again = new.lend(slab)
-    new.take_back(numbers(loan))
+    new.take_back([loan])
     assert slab.loan == again
     old.close()
     new.close()
@@ -238,7 +233,7 @@ def test_a_device_sees_each_mapping_once_and_its_end_before_it_is_unmapped() -> 
         loan, window = lend(pool, loans)
         address = window.ctypes.data
         del window
-        pool.take_back(numbers(loan))
+        pool.take_back([loan])
     del loans
     assert seen == [("map", address, size_class(NBYTES)), ("unmap", address, size_class(NBYTES))]
     pool.close()
@@ -252,11 +247,11 @@ def test_a_forked_child_of_main_returns_nothing_and_may_write() -> None:
         window[0] = 7
         del window
         gc.collect()
-        os._exit(0 if loans.returned() == b"" else 1)
+        os._exit(0 if loans.returned() == [] else 1)
     assert os.waitpid(pid, 0)[1] == 0
     assert window[0] == 7
     del window
-    assert loans.returned() == numbers(loan)
+    assert loans.returned() == [loan]
     pool.close()
 
 

@@ -7,6 +7,7 @@ import random
 import resource
 import signal
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -62,7 +63,7 @@ def serve(channel: Channel, prefetch: int, make: Callable[[int], Any] = batch_nu
     while True:
         for message in channel.feed() if credits else [channel.recv()]:
             credits += 1
-            pool.take_back(message.body)
+            pool.take_back(memoryview(message.body).cast("Q"))
         with collating_into(pool):
             packed = pack(make(number), pool)
         channel.send(BATCH, packed.parts, packed.fds)
@@ -101,7 +102,7 @@ def drain(channel: Channel, receiver: Receiver, kept: list[Any]) -> None:
             return
         for message in messages:
             kept.append(receiver.unpack(message.body, message.fds))
-            channel.post(RELEASE, [receiver.returned()])
+            channel.post(RELEASE, [array("Q", receiver.returned())])
 
 
 def kill_at(owner: Any, name: str, when: str, at: int) -> Callable[[Channel], None]:
@@ -173,7 +174,7 @@ def test_a_worker_killed_at_any_moment(large: bool) -> None:
                 if wait([channel], timeout=max(left, 0.001)):
                     for message in channel.feed():
                         kept.append(receiver.unpack(message.body, message.fds))
-                        channel.post(RELEASE, [receiver.returned()])
+                        channel.post(RELEASE, [array("Q", receiver.returned())])
             os.kill(pid, signal.SIGKILL)
             drain(channel, receiver, kept)
         for number, batch in enumerate(kept):
@@ -190,7 +191,7 @@ def test_a_consumer_that_keeps_2000_batches_needs_few_descriptors_and_little_sha
                 assert wait([channel], timeout=LIMIT)
                 for message in channel.feed():
                     kept.append(receiver.unpack(message.body, message.fds))
-                    channel.post(RELEASE, [receiver.returned()])
+                    channel.post(RELEASE, [array("Q", receiver.returned())])
             assert receiver.held == 6
             # The first batch took two slabs: the collate could not know what would come beside its stack.
             assert receiver.copied_batches == len(kept) - 5
@@ -210,7 +211,7 @@ def test_a_consumer_that_keeps_only_labels_has_no_batch_copied() -> None:
                 batch = receiver.unpack(message.body, message.fds)
                 labels.append((batch["y"], batch["name"]))
                 del batch
-                channel.post(RELEASE, [receiver.returned()])
+                channel.post(RELEASE, [array("Q", receiver.returned())])
         assert receiver.copied_batches == 0
         assert receiver.loans.nbytes < 8 << 20
     assert [int(label[0]) for label, _ in labels] == list(range(len(labels)))
@@ -229,5 +230,5 @@ def test_a_batch_of_80_mb() -> None:
             assert (batch["t"] == number).all()
             assert batch["b"] == bytes([number]) * 1_000_000
             del batch
-            channel.post(RELEASE, [receiver.returned()])
+            channel.post(RELEASE, [array("Q", receiver.returned())])
         assert receiver.loans.nbytes < 200 << 20

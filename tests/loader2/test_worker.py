@@ -15,11 +15,10 @@ from pipes import IterDataPipe
 from pipes.errors import ChannelClosed
 from pipes.iter import IterableWrapper
 from pipes.loader2.channel import Channel, Message
-from pipes.loader2.messages import BATCH_HEAD, CREDIT_HEAD, EVENT_HEAD, FATAL, Kind
+from pipes.loader2.messages import BATCH_HEAD, EVENT_HEAD, FATAL, Kind
 from pipes.loader2.packing import Receiver
 from pipes.loader2.remote_error import unpack_error
 from pipes.loader2.shipping import ship
-from pipes.loader2.slabs import create_segment
 from pipes.loader2.streams import Plan, StreamState
 from pipes.loader2.whereabouts import Page
 from pipes.loader2.worker import Job, WorkerInfo, _Worker
@@ -44,7 +43,9 @@ class Main:
             "snapshot_seconds": 1e9,
             **job,
         }
-        worker = _Worker(theirs, Job(ship(graph), WorkerInfo(1, 0), **settings), Page(create_segment(4096)))
+        page, descriptor = Page.create()
+        self.ledger = page.ledger
+        worker = _Worker(theirs, Job(ship(graph), WorkerInfo(1, 0), **settings), Page(descriptor))
         self.receiver = Receiver(8)
 
         def serve() -> None:
@@ -57,10 +58,17 @@ class Main:
 
     def begin(self, states: dict[int, StreamState], credits: int, iteration: int = 1, streams: int = 2) -> None:
         plan = Plan(seed=1, epoch=0, streams=streams)
-        self.channel.send(Kind.EPOCH, [pickle.dumps((iteration, plan, list(states.items()), credits, None))])
+        reached = self.ledger.granted, self.ledger.own
+        self.send(Kind.EPOCH, [pickle.dumps((iteration, plan, list(states.items()), credits, None, *reached))])
 
     def credit(self, batches: int, own: int = 0) -> None:
-        self.channel.send(Kind.CREDIT, [CREDIT_HEAD.pack(batches, own), self.receiver.returned()])
+        self.ledger.add(batches, own, self.receiver.returned())
+        if self.ledger.asleep:
+            self.send(Kind.CREDIT)
+
+    def send(self, kind: Kind, parts: list[bytes] | None = None) -> None:
+        self.ledger.announce()
+        self.channel.send(kind, parts or [])
 
     def next(self) -> Message:
         return self.channel.recv(timeout=PATIENCE)

@@ -1,0 +1,121 @@
+"""The words that main and a worker share: nothing lost, nothing twice, and no wake-up missed."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipes.loader2.channel import Channel
+from pipes.loader2.ledger import LEDGER_BYTES, Ledger
+from pipes.loader2.whereabouts import Page, Phase
+
+PATIENCE = 20.0
+
+
+def sides() -> tuple[Ledger, Ledger]:
+    memory = memoryview(bytearray(LEDGER_BYTES))
+    return Ledger(memory), Ledger(memory)
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 500)), max_size=20))
+def test_each_loan_comes_back_once_and_in_order_however_full_the_ring(steps: list[int | None]) -> None:
+    main, worker = sides()
+    given_back, taken = 0, list[int]()
+    for step in steps:
+        if step is None:
+            taken.extend(worker.take_loans())
+        else:
+            main.add(0, 0, list(range(given_back, given_back + step)))
+            given_back += step
+    while len(taken) < given_back:
+        main.add(0, 0, [])
+        found = list(worker.take_loans())
+        assert found
+        taken.extend(found)
+    assert taken == list(range(given_back))
+    assert list(worker.take_loans()) == []
+
+
+def test_what_is_written_of_a_page_is_not_read_as_the_other_half() -> None:
+    page, descriptor = Page.create()
+    worker = Page(descriptor)
+    worker.move(Phase.OUTPUT, 1 << 60, 1 << 60)
+    worker.note("s" * 5000, "e" * 5000)
+    assert (page.ledger.granted, page.ledger.own, page.ledger.announced, page.ledger.asleep) == (0, 0, 0, False)
+    before = str(page.read())
+    page.ledger.add(2**40, 2**40, list(range(2**40, 2**40 + 1000)))
+    page.ledger.announce()
+    assert str(page.read()) == before
+    assert len(list(worker.ledger.take_loans())) > 100
+
+
+def test_a_worker_that_stops_waiting_is_awake() -> None:
+    main, worker = sides()
+
+    def wait() -> None:
+        with worker.falling_asleep():
+            assert main.asleep
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        wait()
+    assert not main.asleep
+
+
+def answer(channel: Channel, ledger: Ledger, count: int) -> None:
+    """Answer each grant with one message, as a worker that sleeps whenever it has nothing granted."""
+    answered = 0
+    pause = random.Random(1)
+    while answered < count:
+        if ledger.granted == answered:
+            with ledger.falling_asleep():
+                if ledger.granted == answered:
+                    channel.recv(timeout=PATIENCE)
+            continue
+        for _ in range(pause.randrange(200)):
+            pass
+        channel.send(2)
+        answered += 1
+
+
+@pytest.mark.usefixtures("no_residue")
+def test_no_wake_up_is_lost_between_processes() -> None:
+    count = 5000
+    page, descriptor = Page.create()
+    channel, theirs = Channel.pair()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            channel.close()
+            answer(theirs, Page(descriptor).ledger, count)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(descriptor)
+    theirs.close()
+    pause = random.Random(2)
+    woken = 0
+    try:
+        for _ in range(count):
+            # Around the moment at which the worker falls asleep.
+            for _ in range(pause.randrange(300)):
+                pass
+            page.ledger.add(1, 0, [])
+            if page.ledger.asleep:
+                woken += 1
+                channel.post(1)
+            assert channel.recv(timeout=PATIENCE).kind == 2
+    finally:
+        channel.close()
+        deadline = time.monotonic() + PATIENCE
+        while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert ended == (pid, 0)
+    # Both ways were taken: with a message, and without.
+    assert 0 < woken < count
