@@ -91,7 +91,7 @@ def iterate(pipe: Node) -> Iterator[Any]:
             node.__dict__.update(_pipes_seed=context.seed, _pipes_epoch=context.epoch + (table is not None))
     run = _begin(context, table)
     pipe.__dict__["_iteration"] = iteration = Iteration(context, run, table)
-    return PipeIterator.over(_guarded(context, run, iteration, loaded), context, iteration)
+    return PipeIterator.over(_guarded(context, run, iteration, loaded), context, iteration, run.in_parts)
 
 
 class PipeIterator(chain[Any]):
@@ -104,9 +104,11 @@ class PipeIterator(chain[Any]):
     _parts: tuple[Generator[Any, None, None], Context, Iteration]
 
     @classmethod
-    def over(cls, body: Generator[Any, None, None], context: Context, iteration: Iteration) -> PipeIterator:
-        """Return the iterator of `body`."""
-        self: Any = cls.from_iterable((body,))
+    def over(
+        cls, body: Generator[Any, None, None], context: Context, iteration: Iteration, in_parts: bool
+    ) -> PipeIterator:
+        """Return the iterator of `body`, or of the parts that it gives."""
+        self: Any = cls.from_iterable(body if in_parts else (body,))
         self._parts = body, context, iteration
         return self  # type: ignore[no-any-return]
 
@@ -300,7 +302,9 @@ def _guarded(context: Context, run: Run, iteration: Iteration, loaded: Loaded | 
         del pipe.__dict__["_loaded"]
         pipe.__dict__["_pipes_seed"] = loaded.seed
     body = iter(run)
-    if not isinstance(body, Generator):
+    if run.parts is not None:
+        body = run.parts
+    elif not isinstance(body, Generator):
         body = (element for element in body)
         run._iterator = body
     try:

@@ -72,6 +72,9 @@ class Run:
     count_fields: ClassVar[tuple[str, ...]] = ()
     leaves_out: ClassVar[bool] = False
     optional: ClassVar[bool] = False
+    #: Whether `elements` chains `parts`, iterators over elements that are made already: none of these ever raises.
+    in_parts: bool = False
+    parts: Generator[Iterator[Any], None, None] | None = None
 
     def __init__(self, pipe: Any, context: Context, stage: str) -> None:
         self.pipe, self.context, self.stage = pipe, context, stage

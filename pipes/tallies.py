@@ -271,7 +271,8 @@ class Tallies:
 
 def open_tally(run: Owner, table: Mapping[str, Position] | None) -> Tally | None:
     """Return the tally of a stage that needs one, at the counts that `table` holds."""
-    if not run.leaves_out and getattr(run.pipe, "on_error", "raise") == "raise":
+    # Not by getattr: a name that is not there is compared with all others, for the error's hint.
+    if not run.leaves_out and vars(run.pipe).get("on_error", "raise") == "raise":
         return None
     context = run.context
     tally = Tally(run, whole=context.alone or context.streams == 1)

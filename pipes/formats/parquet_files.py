@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pipes.datapipe import IterDataPipe, functional_datapipe
@@ -15,6 +17,7 @@ from pipes.sources.listing import Identity, RootsRun
 from pipes.sources.s3_options import S3Options
 from pipes.sources.seeking import SeekableOpener, seekable
 from pipes.stages.wrapping import as_pipe
+from pipes.state import Position
 from pipes.utils import StreamWrapper, validate_pathname_binary_tuple
 
 __all__ = ["ParquetDataFrameLoader", "ParquetLoader", "ParquetRowGroupLister", "RowGroup"]
@@ -30,6 +33,10 @@ class RowGroup(NamedTuple):
 
 class _ParquetRun(RecordsRun):
     fields: ClassVar[tuple[str, ...]] = ("group", "row")
+
+    def restore(self, position: Position) -> None:
+        self.reads_parts = self.pipe.form == "rows"
+        super().restore(position)
 
     def opened_element(self, element: Any) -> tuple[str, Any]:
         self.unit: RowGroup | None = None
@@ -61,13 +68,20 @@ class _ParquetRun(RecordsRun):
         return self._named(path, _SHAPES[pipe.form](self, path))
 
     def _named(self, path: str, outputs: Iterator[Any]) -> Iterator[Any]:
-        return ((path, output) for output in outputs) if self.pipe.return_path else outputs
+        if not self.pipe.return_path:
+            return outputs
+        if self.reads_parts:
+            return (zip(repeat(path), part) for part in outputs)
+        return ((path, output) for output in outputs)
 
-    def by_row(self, path: str) -> Iterator[Any]:
+    def by_row(self, path: str) -> Iterator[Iterator[Any]]:
         for batch in self.reader:
             _refuse_twins(batch.schema, path)
             self.rows = iter(_python(batch.to_pylist, path))
-            yield from self.rows
+            yield self.rows
+
+    def end_part(self) -> None:
+        deque(self.rows, maxlen=0)
 
     def by_columns(self, path: str) -> Iterator[Any]:
         for batch in self.reader:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from io import TextIOBase
+from itertools import chain
 from operator import itemgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from pipes.changes import refuse_or_warn
 from pipes.errors import ChangedDataError
@@ -53,6 +55,8 @@ class RecordsRun(ExpandingRun):
     """
 
     fields: ClassVar[tuple[str, ...]] = ()
+    #: Whether `read` gives parts: iterators over records that are made already, as in `Run.parts`.
+    reads_parts: bool = False
     # To take an input again may be to open it.
     anchor_every = 1
 
@@ -65,6 +69,9 @@ class RecordsRun(ExpandingRun):
     def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
         """Return the records, from where `at` says (by `fields`; empty: the beginning)."""
         raise NotImplementedError(type(self).__name__)
+
+    def end_part(self) -> None:
+        """Empty the part at hand."""
 
     def where(self) -> tuple[Any, ...]:
         """Return where the reader of the open stream stands, value by value as in `fields`."""
@@ -92,6 +99,14 @@ class RecordsRun(ExpandingRun):
         super().restore(position)
         self.saved: dict[str, Any] | None = None if position is None else position.get("inside")
         self.object: str | None = None
+        self.in_parts = self.reads_parts and self.tolerant is None
+
+    def elements(self) -> Iterator[Any]:
+        if not self.in_parts:
+            return super().elements()
+        # Every error comes from making a part, so what tells of errors need not stand between the records.
+        self.parts = cast("Generator[Iterator[Any], None, None]", super().elements())
+        return chain.from_iterable(self.parts)
 
     def _open(self, element: Any, skip: int) -> Iterator[Any]:
         stream, same = None, False
@@ -102,6 +117,8 @@ class RecordsRun(ExpandingRun):
             same = True
             records = self.read(path, stream, at)
             self.saved, self.object = None, found
+            if self.reads_parts and not self.in_parts:
+                records = chain.from_iterable(records)
             if self.tolerant is not None and self.counts_records:
                 records = map(_first, zip(records, self.tolerant.ticks, strict=False))
             yield from records
@@ -123,6 +140,11 @@ class RecordsRun(ExpandingRun):
 
     def close(self) -> None:
         super().close()
+        if self.parts is not None:
+            with suppress(ValueError):  # it is executing: a function above replaced the iteration
+                self.parts.close()
+            if self.object is not None:
+                self.end_part()
         # A stream that a restore opened and nobody has begun to read: no generator is there to close it.
         StreamWrapper.close_streams(self.opened)
         self.opened.clear()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, ClassVar
 
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, refuse_length
@@ -48,12 +48,13 @@ def _without_lines(chunks: Iterator[bytes], count: int) -> tuple[Iterator[bytes]
 
 class _DelimitedRun(RecordsRun):
     counts_records = True
+    reads_parts = True
     fields: ClassVar[tuple[str, ...]] = ("offset", "line")
 
     def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
-        return self._shaped(path, self._rows(path, stream, at))
+        return map(self._shaper(path), self._rows(path, stream, at))
 
-    def _rows(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[list[str]]:
+    def _rows(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Iterator[list[str]]]:
         pipe = self.pipe
         offset, line = at.get("offset", 0), at.get("line", 0)
         chunks, encoding = _content(stream, path, offset)
@@ -72,11 +73,20 @@ class _DelimitedRun(RecordsRun):
             on_bad=self.bad_record(path),
             **pipe.fmtparams,
         )
-        return iter(self.rows)
+        return self.rows.parts()
 
-    def _shaped(self, path: str, rows: Iterator[list[str]]) -> Iterator[Any]:
-        shaped: Iterator[Any] = map(tuple, rows) if self.pipe.as_tuple else rows
-        return ((path, row) for row in shaped) if self.pipe.return_path else shaped
+    def _shaper(self, path: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
+        """What makes of rows that which the stage gives."""
+        as_tuple, return_path = self.pipe.as_tuple, self.pipe.return_path
+
+        def shaped(rows: Iterator[Any]) -> Iterator[Any]:
+            rows = map(tuple, rows) if as_tuple else rows
+            return zip(repeat(path), rows) if return_path else rows
+
+        return shaped
+
+    def end_part(self) -> None:
+        self.rows.close()
 
     def where(self) -> tuple[Any, ...]:
         return self.rows.position, self.rows.line
@@ -153,10 +163,16 @@ class _DictRun(_DelimitedRun):
     def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
         header = at.get("header")
         self.header: list[str] | None = header
-        rows = self._rows(path, stream, at)
+        parts = self._rows(path, stream, at)
         if header is None:
-            self.header = header = next(rows, [])
-        return self._shaped(path, self._dicts(rows, header))
+            for part in parts:
+                header = next(part, None)
+                if header is not None:
+                    parts = chain((part,), parts)
+                    break
+            self.header = header = header or []
+        shaped, names = self._shaper(path), header
+        return (shaped(self._dicts(part, names)) for part in parts)
 
     def bad_record(self, path: str) -> Callable[[Exception], Any] | None:
         handle = super().bad_record(path)

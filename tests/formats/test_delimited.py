@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipes.errors import DataError
@@ -61,6 +61,78 @@ def test_random_rows_equal_the_csv_module(rows: list[list[str]], size: int, end:
         rest = DelimitedRows([data[reader.position :]], "a.csv", position=reader.position, delimiter=delimiter)
         assert list(rest) == expected[len(got) :]
     assert got == expected
+
+
+@given(
+    st.lists(st.lists(st.text(st.sampled_from('a,"\n\u2028é'), max_size=4), min_size=1, max_size=3), max_size=40),
+    st.integers(1, 400),
+    st.sampled_from(["\r\n", "\n", "\r"]),
+)
+@settings(max_examples=60)
+def test_every_row_of_many_has_its_place(rows: list[list[str]], size: int, end: str) -> None:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator=end).writerows(rows)
+    data = text.getvalue().encode()
+    expected = list(csv.reader(io.StringIO(text.getvalue(), newline="")))
+    reader, got = DelimitedRows(pieces(data, size), "a.csv"), []
+    lines = csv.reader(map(bytes.decode, data.splitlines(keepends=True)))
+    for row in reader:
+        got.append(row)
+        next(lines)
+        assert reader.line == lines.line_num
+        assert data[: reader.position].splitlines() == data.splitlines()[: reader.line]
+    assert got == expected
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"a,b\n\nc\n",
+        b"\na\n",
+        b"a\r\n\r\nb\r\n",
+        b"a\nb\rc\n",
+        b"a\r\nb\nc\r\n",
+        b"a\n\xff",
+        b"\xff\na\n",
+        b"\xff",
+        b"a,\n,\n",
+        b"a b  c\n d\n",
+        b"a\x00b,\x85\x0b\x1c\n\xe2\x80\xa8,b\n",
+        b"a\\,b\nc",
+        b"'a,\n',b\n",
+    ],
+)
+@pytest.mark.parametrize("dialect", [{}, {"delimiter": " "}, {"escapechar": "\\"}, {"quotechar": "'"}, {"quoting": 2}])
+def test_texts_without_quotes_equal_the_csv_module(data: bytes, dialect: dict[str, Any]) -> None:
+    lines = [line.decode(errors="ignore") for line in data.splitlines(keepends=True)]
+    try:
+        expected = list(csv.reader(lines, **dialect))
+    except ValueError:  # QUOTE_NONNUMERIC
+        with pytest.raises(ValueError, match="could not convert"):
+            list(DelimitedRows([data], "a.csv", errors="ignore", **dialect))
+        return
+    reader = DelimitedRows([data], "a.csv", errors="ignore", **dialect)
+    assert list(reader) == expected
+    assert reader.position == len(data)
+    assert reader.line == len(lines)
+
+
+def test_rows_before_an_error_stand_before_it() -> None:
+    good = b'"a\nb",c\n' * 300
+    rows = DelimitedRows([good + b'"a"b\n'], "a.csv", strict=True)
+    given = [rows.position for _, _ in zip(range(300), rows, strict=False)]
+    assert given == list(range(8, 2401, 8))
+    with pytest.raises(DataError, match=r"line 601 \(around byte 2405\)"):
+        next(iter(rows))
+
+
+def test_nothing_comes_after_close() -> None:
+    for data in (b"a\nb\nc\n", b'"a"\nb\nc\n'):
+        rows = DelimitedRows([data] * 3, "a.csv")
+        iterator = iter(rows)
+        next(iterator)
+        rows.close()
+        assert list(iterator) == []
 
 
 def test_empty_texts_and_empty_lines() -> None:

@@ -14,7 +14,7 @@ import pytest
 from one_way import OneWay
 from stage_contract import check_stage, saved, start
 
-from pipes.errors import DataError, StateError
+from pipes.errors import DataError, StaleIteratorError, StateError
 from pipes.formats.tables import CSVDictParser, CSVParser, JsonLinesParser, JsonParser
 from pipes.iter import FileOpener, IterableWrapper
 
@@ -147,3 +147,17 @@ def test_streams_are_closed_after_their_records(tmp_path: Path) -> None:
         opened = list(FileOpener([str(tmp_path / "a")], "rb"))
         assert list(IterableWrapper(opened, deepcopy=False).then(stage)) or stage is CSVDictParser
         assert opened[0][1].closed
+
+
+@pytest.mark.parametrize("text", [b"a\nb\nc\n", b'"a"\n"b"\n"c"\n'])
+def test_an_iterator_that_was_replaced_gives_no_row_that_was_parsed_before(text: bytes) -> None:
+    pipe = IterableWrapper([("a.csv", io.BytesIO(text))]).parse_csv()
+    older = iter(pipe)
+    assert next(older) == ["a"]
+    assert list(pipe) == [["a"], ["b"], ["c"]]
+    with pytest.raises(StaleIteratorError):
+        next(older)
+    closed = iter(pipe)
+    next(closed)
+    closed.close()
+    assert list(closed) == []
