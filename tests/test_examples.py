@@ -88,3 +88,11 @@ def test_texts_of_many_lengths_give_the_same_scores_with_less_padding() -> None:
     [counts] = re.findall(r"padded tokens: (\d+) in fixed batches, (\d+) by max_token_bucketize; .* True", done.stdout)
     assert 0 < int(counts[1]) < int(counts[0]) / 2
     assert not done.stderr
+
+
+@pytest.mark.usefixtures("no_residue")
+def test_a_table_is_prepared_by_columns() -> None:
+    done = run("04_train_on_columns.py", "--rows", "40000", "--batch", "512")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rows as they should be: True" in done.stdout
+    assert not done.stderr
