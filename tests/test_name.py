@@ -124,7 +124,7 @@ def installed(
 ) -> Environment:
     python, kind = request.param
     environment = Environment(python, tmp_path_factory.mktemp(f"{kind}-{python}") / "venv")
-    environment.pip("install", "--quiet", "--no-deps", "--no-index", str(wheels[kind]))
+    environment.pip("install", "--quiet", "--no-compile", "--no-deps", "--no-index", str(wheels[kind]))
     return environment
 
 
@@ -238,7 +238,7 @@ def test_import_loads_no_heavy_package(installed: Environment, tmp_path: Path) -
 def test_uninstall(python: str, kind: str, wheels: dict[str, Path], tmp_path: Path) -> None:
     environment = Environment(python, tmp_path / "venv")
     before = sorted(tmp_path.joinpath("venv").rglob("*.p*"))
-    environment.pip("install", "--quiet", "--no-deps", "--no-index", str(wheels[kind]))
+    environment.pip("install", "--quiet", "--no-compile", "--no-deps", "--no-index", str(wheels[kind]))
     environment.run("python", "-c", "import pipes.errors", cwd=tmp_path)
     environment.pip("uninstall", "--quiet", "--yes", "pipes")
     left = set(tmp_path.joinpath("venv").rglob("*.p*")) - set(before)

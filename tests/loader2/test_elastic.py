@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -130,37 +131,42 @@ def test_the_state_of_one_rank_is_enough_for_the_same_world(ranks: Any) -> None:
 RANK = """
 import json, sys
 import torch, torch.distributed as dist
-from loading import plain, with_draws
+from loading import plain, through_json, with_draws
 from pipes.iter import IterableWrapper
 from pipes.loader2 import DataLoader2, MultiProcessingReadingService
-rank, store, states = int(sys.argv[1]), sys.argv[2], json.load(sys.stdin)
+rank, store = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 torch.manual_seed(40 + rank)
 graph = IterableWrapper(range(50)).shuffle(7).sharding_filter().map(with_draws).batch(3)
-with DataLoader2(graph, reading_service=MultiProcessingReadingService(2 * rank), num_streams=4) as loader:
-    if states:
-        loader.load_state_dict(states)
+def loader_of_rank():
+    return DataLoader2(graph, reading_service=MultiProcessingReadingService(2 * rank), num_streams=4)
+with loader_of_rank() as loader:
     first = plain(list(loader))
     iterator = iter(loader)
     for _ in range(3):
         next(iterator)
     state = loader.state_dict()
-    print(json.dumps([first, state, plain(list(iterator))]))
+    rest = plain(list(iterator))
+states = [None, None]
+dist.all_gather_object(states, state)
+torch.manual_seed(60 + rank)
+with loader_of_rank() as loader:
+    loader.load_state_dict(through_json(states))
+    again = [plain(list(loader)) for _ in range(2)]
+print(json.dumps([first, state, rest, *again]))
 dist.barrier()
 dist.destroy_process_group()
 """
 
 
-def run_ranks(tmp_path: Path, states: Any = None) -> list[Any]:
+def run_ranks(tmp_path: Path) -> list[Any]:
     script = tmp_path / "rank.py"
     script.write_text(textwrap.dedent(RANK))
-    store = tmp_path / f"store{len(list(tmp_path.iterdir()))}"
     tests = Path(__file__).parents[1]
     path = os.pathsep.join((str(tests.parent), str(tests)))
     processes = [
         subprocess.Popen(
-            [sys.executable, script, str(rank), str(store)],
-            stdin=subprocess.PIPE,
+            [sys.executable, script, str(rank), str(tmp_path / "store")],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -169,11 +175,6 @@ def run_ranks(tmp_path: Path, states: Any = None) -> list[Any]:
         for rank in range(2)
     ]
     try:
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(states))
-            process.stdin.close()
-            process.stdin = None
         outputs = [process.communicate(timeout=100) for process in processes]
     finally:
         for process in processes:
@@ -188,18 +189,17 @@ def test_ranks_of_a_process_group(tmp_path: Path) -> None:
     one = IterableWrapper(range(50)).shuffle(7).sharding_filter().map(with_draws).batch(3)
     with loader_of(one, 0, 4, seed=40) as loader:
         first, second, third = (plain(list(loader)) for _ in range(3))
-    states = [state for _, state, _ in found]
+    wholes, states, rests, resumed, next_epochs = zip(*found, strict=True)
     assert [state["seed"] for state in states] == [40, 40]
     assert [sorted(state["streams"]) for state in states] == [["0", "2"], ["1", "3"]]
 
-    def in_turn(parts: list[Any]) -> list[Any]:
+    def in_turn(parts: Sequence[Any]) -> list[Any]:
         return [batch for turn in zip_longest(*parts) for batch in turn if batch is not None]
 
-    assert in_turn([whole for whole, _, _ in found]) == first
-    assert in_turn([rest for _, _, rest in found]) == second[6:]
+    assert in_turn(wholes) == first
+    assert in_turn(rests) == second[6:]
     with loader_of(one, 0, seed=1) as loader:
-        loader.load_state_dict(states)
+        loader.load_state_dict(list(states))
         assert plain(list(islice(loader, 4))) == second[6:10]
-    again = run_ranks(tmp_path, states)
-    assert in_turn([rest for rest, _, _ in again]) == second[6:]
-    assert in_turn([rest for _, _, rest in again]) == third[6:]
+    assert in_turn(resumed) == second[6:]
+    assert in_turn(next_epochs) == third
