@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+from collections.abc import Callable
 from typing import Any
 
 from pipes.errors import brief, mask
@@ -68,12 +69,13 @@ def parameters_of(pipe: Node) -> dict[str, Any]:
     {'iterable': [1], 'deepcopy': True}
     """
     fields = vars(pipe)
-    return {name: fields[name] for name in _signature(pipe) if name in fields}
+    return {name: fields[name] for name in _signature(type(pipe).__init__) if name in fields}
 
 
-def _signature(pipe: Node) -> dict[str, inspect.Parameter]:
+@functools.lru_cache(maxsize=256)  # every state asks for those of all stages
+def _signature(constructor: Callable[..., None]) -> dict[str, inspect.Parameter]:
     try:
-        return dict(list(inspect.signature(type(pipe).__init__).parameters.items())[1:])
+        return dict(list(inspect.signature(constructor).parameters.items())[1:])
     except (TypeError, ValueError):
         return {}
 
@@ -81,7 +83,7 @@ def _signature(pipe: Node) -> dict[str, inspect.Parameter]:
 def describe_stage(pipe: Node) -> str:
     """Return the settings of one stage as they would stand in a call: no inputs, no defaults, secrets masked."""
     inputs = {id(source) for source in inputs_of(pipe)}
-    signature = _signature(pipe)
+    signature = _signature(type(pipe).__init__)
     shown = []
     for name, value in parameters_of(pipe).items():
         parameter = signature[name]
