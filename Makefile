@@ -83,6 +83,7 @@ bench: export PYTHONSAFEPATH =
 bench: $(VENV)/.bench $(OLD)/.done
 	$(PY) benchmarks/chain.py $(ARGS)
 	$(PY) benchmarks/formats.py $(ARGS)
+	$(PY) benchmarks/columns.py $(ARGS)
 	$(PY) benchmarks/s3.py $(ARGS)
 	$(PY) benchmarks/transport.py --torchdata-09 $(OLD)/bin/python $(ARGS)
 	$(PY) benchmarks/resume.py $(ARGS)

@@ -82,7 +82,7 @@ def pipe_of(folder: Path, cities: pa.RecordBatch, batch: int) -> IterDataPipe[Ba
     return (
         row_groups.shuffle()
         .sharding_filter()  # every stream has row groups of its own
-        .load_parquet("batches", batch_size=16_384)
+        .load_parquet("batches", batch_size=65_536, dictionaries=["shop"])
         .map(partial(prepare, cities=cities))
         .rebatch_rows(batch)  # the filter left any number of rows
         .arrow_to_tensors()

@@ -232,6 +232,7 @@ class ChainedIter(Generic[T_co]):
         *,
         columns: Sequence[str] | None = None,
         batch_size: int = 1024,
+        dictionaries: Sequence[str] | None = None,
         return_path: bool = False,
         endpoint_url: str | None = None,
         options: S3Options | None = None,

@@ -1,4 +1,4 @@
-"""The benchmark that is to run on a borrowed accelerator runs here too, small, so that it works when it is needed."""
+"""Benchmarks that check what they measure, or run elsewhere, run here too, small, so that they work when needed."""
 
 from __future__ import annotations
 
@@ -7,24 +7,40 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
-@pytest.mark.usefixtures("no_residue")
-@pytest.mark.parametrize("options", [[], ["--fake"]], ids=["device", "fake"])
-def test_the_device_benchmark_runs(options: list[str]) -> None:
+def run(name: str, *options: str) -> list[dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(BENCHMARKS / "device.py"), "--json", "--workers", "1", *options],
+        [sys.executable, "-W", "ignore", str(BENCHMARKS / name), "--json", *options],
         capture_output=True, text=True, env=environment, timeout=110,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.usefixtures("no_residue")
+@pytest.mark.parametrize("options", [[], ["--fake"]], ids=["device", "fake"])
+def test_the_device_benchmark_runs(options: list[str]) -> None:
+    lines = run("device.py", "--workers", "1", *options)
     assert len(lines) >= 4
     if options:
         assert all(line["ours"] > 0 for line in lines)
     else:
         assert lines[-1]["wrong"] == 0
+
+
+def test_columns_pandas_and_rows_give_the_same_tensors() -> None:
+    pytest.importorskip("pandas")
+    lines = run("columns.py", "--rows", "8000", "--batch-size", "300", "--rounds", "1")
+    assert [(line["case"], line["peer"]) for line in lines] == [
+        (case, peer)
+        for case in ("Parquet to tensors", "steps alone")
+        for peer in ("pandas", "pandas, tuned", "row-wise Python")
+    ]
+    assert all(line["ratio"] > 0 for line in lines)

@@ -50,6 +50,7 @@ class ParquetReader:
         group, row: where to begin; by default at the first row that is to be read.
         only: the one row group to read.
         use_threads: decode columns side by side.
+        dictionaries: names of columns of texts or bytes to give as Arrow dictionaries, as they mostly are in the file.
 
     Attributes:
         groups: how many row groups the file has.
@@ -73,6 +74,7 @@ class ParquetReader:
         row: int = 0,
         only: int | None = None,
         use_threads: bool = False,
+        dictionaries: Sequence[str] | None = None,
     ) -> None:
         need_pyarrow()
         self.name = name
@@ -80,8 +82,10 @@ class ParquetReader:
         self._columns = None if columns is None else list(columns)
         self._batch_size = batch_size
         self._use_threads = use_threads
+        self._dictionaries = list(dictionaries or ())
         self._file = _Gathered(stream)
         self._parquet = self._opened()
+        self._check_dictionaries()
         self._metadata = self._parquet.metadata
         self.groups: int = self._metadata.num_row_groups
         if self.group > self.groups or (only is not None and only >= self.groups):
@@ -154,13 +158,28 @@ class ParquetReader:
             size = self._file.seek(0, io.SEEK_END)
             if not size:
                 raise TruncatedError(f"{self.name}: empty file, expected Parquet")
-            return ParquetFile(self._file, pre_buffer=False, page_checksum_verification=True)
+            return ParquetFile(
+                self._file, pre_buffer=False, page_checksum_verification=True, read_dictionary=self._dictionaries
+            )
+        except KeyError as error:
+            raise DataError(
+                f"{self.name}: one of {self._dictionaries} is no column that can be a dictionary"
+            ) from error
         except Exception as error:
             told = self._told(error, "no Parquet file, or damaged")
             if type(told) is DataError and self._begins_well(size):
                 where = f"{self.name}: cut at byte {size}, before its footer's end"
                 raise TruncatedError(f"{where}; fetch or write it again") from error
             raise told  # noqa: B904 - it has its cause
+
+    def _check_dictionaries(self) -> None:
+        """Refuse columns that pyarrow reads as they are, without a word."""
+        types = {field.name: field.type for field in self.schema}
+        for name in self._dictionaries:
+            if not hasattr(types[name], "value_type") or not hasattr(types[name], "index_type"):
+                raise DataError(
+                    f"{self.name}: column {name!r} is {types[name]}, and only texts and bytes are dictionaries"
+                )
 
     def _begins_well(self, size: int) -> bool:
         self._file.seek(0)

@@ -61,6 +61,7 @@ class _ParquetRun(RecordsRun):
             row=at.get("row", 0),
             only=None if unit is None else unit.group,
             use_threads=pipe.use_threads,
+            dictionaries=pipe.dictionaries,
         )
         if unit is not None:
             self.reader.expect(unit.group, unit.rows)
@@ -161,6 +162,8 @@ class ParquetLoader(IterDataPipe[Any]):
             column with nulls, of texts or nested is a list of Python values); "batches" pyarrow.RecordBatch;
             "tables" a pyarrow.Table for each row group.
         columns: the names to read, "a.b" for a field of a struct; None is all. The rest is neither read nor decoded.
+        dictionaries: names of columns of texts (or bytes) that "batches" and "tables" hold as Arrow dictionaries: for
+            categories, less to decode, filter and hash. DataError, while iterating, for other columns.
         batch_size: rows of a batch, or decoded at a time; the last batch of a row group may be shorter.
         return_path: give `(path, output)`.
         endpoint_url, options: of the S3 store, see `S3Options`.
@@ -193,6 +196,7 @@ class ParquetLoader(IterDataPipe[Any]):
         *,
         columns: Sequence[str] | None = None,
         batch_size: int = 1024,
+        dictionaries: Sequence[str] | None = None,
         return_path: bool = False,
         endpoint_url: str | None = None,
         options: S3Options | None = None,
@@ -210,6 +214,7 @@ class ParquetLoader(IterDataPipe[Any]):
         self.form = form
         self.columns = _names(columns)
         self.batch_size = batch_size
+        self.dictionaries = _names(dictionaries, "dictionaries")
         self.return_path = return_path
         self.endpoint_url = endpoint_url
         self.options = options
@@ -238,6 +243,7 @@ class ParquetDataFrameLoader(IterDataPipe[Any]):
     form = "tables"
     return_path = False
     batch_size = None
+    dictionaries = None
 
     def __init__(
         self,
@@ -322,7 +328,7 @@ class ParquetRowGroupLister(IterDataPipe[RowGroup]):
         return "\0".join(map(str, unit)), ""
 
 
-def _names(columns: Sequence[str] | None) -> list[str] | None:
-    if isinstance(columns, str):
-        raise ValueError(f"columns={columns!r}: a list of names is needed; did you mean [{columns!r}]?")
-    return None if columns is None else list(columns)
+def _names(names: Sequence[str] | None, what: str = "columns") -> list[str] | None:
+    if isinstance(names, str):
+        raise ValueError(f"{what}={names!r}: a list of names is needed; did you mean [{names!r}]?")
+    return None if names is None else list(names)

@@ -312,3 +312,18 @@ def test_settings_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for make in (lambda: ParquetLoader(["a"]), lambda: ParquetRowGroupLister(["a"]), lambda: ParquetReader(None, "a")):
         with pytest.raises(ModuleNotFoundError, match=r'pip install "pipes\[arrow\]"'):
             make()
+
+
+def test_columns_of_texts_are_given_as_dictionaries(folder: Path) -> None:
+    path = IterableWrapper([str(folder / "0.parquet")])
+    batches = list(path.load_parquet("batches", dictionaries=["text"], batch_size=3))
+    assert {str(batch["text"].type.value_type) for batch in batches} == {"string"}
+    texts = [text for batch in batches for text in batch["text"].to_pylist()]
+    assert texts == table(10)["text"].to_pylist()
+    assert list(path.load_parquet(dictionaries=["text"])) == table(10).to_pylist()
+    with pytest.raises(DataError, match=r"one of \['y'\] is no column"):
+        list(path.load_parquet("batches", dictionaries=["y"]))
+    with pytest.raises(DataError, match="column 'id' is int64, and only texts"):
+        list(path.load_parquet("batches", dictionaries=["id"]))
+    with pytest.raises(ValueError, match="dictionaries='text'"):
+        path.load_parquet("batches", dictionaries="text")
