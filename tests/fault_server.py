@@ -80,6 +80,8 @@ class FaultServer:
     ) -> None:
         self.objects = dict(objects or {})
         self.etags: dict[str, str] = {}
+        self.versions: dict[tuple[str, str], bytes] | None = None
+        """Bodies by key and version id, of a bucket that keeps those it has shown; None: the bucket keeps none."""
         self.bucket = bucket
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.keep_parts = True
@@ -106,7 +108,7 @@ class FaultServer:
         """Begin again with these objects: no scripts, no tags of their own, nothing seen."""
         with self._lock:
             self.objects, self.etags, self.uploads, self.keep_parts = dict(objects), {}, {}, True
-            self.requests, self._scripts = [], {}
+            self.requests, self._scripts, self.versions = [], {}, None
 
     def script(self, key: str, *steps: Step) -> None:
         self._scripts[key] = list(steps)
@@ -184,10 +186,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, {"Content-Type": "application/xml"}, _listing(fault, query), step)
         elif self.command in ("PUT", "POST", "DELETE"):
             self._write(key, query, body, step)
-        elif key not in fault.objects:
+        elif "versionId" in query and (key, query["versionId"]) not in (fault.versions or {}):
+            self._error(404, "NoSuchVersion", step.headers)
+        elif "versionId" not in query and key not in fault.objects:
             self._error(404, "NoSuchKey", step.headers)
         else:
-            self._object(key, step)
+            self._object(key, step, query.get("versionId", ""))
 
     do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
 
@@ -222,10 +226,16 @@ class _Handler(BaseHTTPRequestHandler):
             del fault.uploads[query["uploadId"]]
         return self._send(200, headers, answer, step)
 
-    def _object(self, key: str, step: Step) -> None:
+    def _object(self, key: str, step: Step, version: str) -> None:
         fault = self.server.fault
-        body, etag = fault.objects[key], fault.etag(key)
+        if version:
+            body, etag = (fault.versions or {})[key, version], f'"{version}"'
+        else:
+            body, etag = fault.objects[key], fault.etag(key)
         headers = {"ETag": etag, "Last-Modified": "Mon, 07 Dec 2026 10:00:00 GMT", "Accept-Ranges": "bytes"}
+        if fault.versions is not None:
+            headers["x-amz-version-id"] = etag.strip('"')
+            fault.versions[key, etag.strip('"')] = body
         wanted = self.headers.get("If-Match")
         if wanted and wanted != etag and not step.ignore_match:
             return self._error(412, "PreconditionFailed", step.headers)

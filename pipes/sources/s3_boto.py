@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from html import unescape
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
@@ -21,7 +21,15 @@ from pipes.sources.s3_names import S3Object
 from pipes.sources.s3_options import S3Options
 from pipes.sources.s3_retry import S3Failure, failure_of_answer, retry_after_seconds
 
-__all__ = ["BotoTransport", "S3Body", "failure_of_boto", "make_boto_client", "make_boto_session", "need_boto3"]
+__all__ = [
+    "BotoTransport",
+    "S3Body",
+    "S3Head",
+    "failure_of_boto",
+    "make_boto_client",
+    "make_boto_session",
+    "need_boto3",
+]
 
 _PAGE = "PipesPage"
 _FIELDS = ("Key", "Size", "ETag", "LastModified")
@@ -33,6 +41,8 @@ class S3Body(Protocol):
     size: int
     """Of the whole object, in bytes."""
     etag: str | None
+    version: str | None
+    """Of an object in a bucket that keeps versions."""
     start: int
     """Offset in the object of the body's first byte."""
     checksum: Checksum | None
@@ -42,6 +52,14 @@ class S3Body(Protocol):
         """The next bytes, about `limit` of them and at least one; empty at the end. Raises S3Failure."""
 
     def close(self) -> None: ...
+
+
+class S3Head(NamedTuple):
+    """What a store says about an object; `size` in bytes, `version` where the bucket keeps versions."""
+
+    size: int
+    etag: str | None
+    version: str | None
 
 
 def need_boto3() -> None:
@@ -119,9 +137,11 @@ class BotoTransport:
         if options.customer_key is not None:
             self._object |= {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": options.customer_key}
 
-    def open(self, bucket: str, key: str, start: int, etag: str | None, stop: int | None = None) -> S3Body:
-        """GET an object from byte `start` to before byte `stop`, or its end, if it still has `etag`."""
-        asked = dict(self._object)
+    def open(
+        self, bucket: str, key: str, start: int, etag: str | None, stop: int | None = None, version: str | None = None
+    ) -> S3Body:
+        """GET an object, or a version of it, from byte `start` to before byte `stop`, or its end, if it has `etag`."""
+        asked = self._object | ({"VersionId": version} if version else {})
         if start or stop:
             asked["Range"] = f"bytes={start}-{stop - 1 if stop else ''}"
         if etag and not etag.startswith("W/"):
@@ -131,14 +151,15 @@ class BotoTransport:
             body.checksum = None
         return body
 
-    def head(self, bucket: str, key: str) -> tuple[int, str | None]:
-        """The object's present size in bytes and ETag."""
+    def head(self, bucket: str, key: str) -> S3Head:
+        """What the object is now."""
         answer = self._call("head_object", Bucket=bucket, Key=key, **self._object)
-        return answer["ContentLength"], answer.get("ETag")
+        return S3Head(answer["ContentLength"], answer.get("ETag"), answer.get("VersionId"))
 
-    def checksum(self, bucket: str, key: str) -> tuple[str | None, Checksum | None]:
-        """The object's present ETag, and its checksum where the store keeps one."""
-        answer = self._call("head_object", Bucket=bucket, Key=key, ChecksumMode="ENABLED", **self._object)
+    def checksum(self, bucket: str, key: str, version: str | None = None) -> tuple[str | None, Checksum | None]:
+        """The ETag that the object, or a version of it, has now, and its checksum where the store keeps one."""
+        asked = self._object | ({"VersionId": version} if version else {})
+        answer = self._call("head_object", Bucket=bucket, Key=key, ChecksumMode="ENABLED", **asked)
         return answer.get("ETag"), checksum_of_headers(answer["ResponseMetadata"]["HTTPHeaders"])
 
     def put(self, bucket: str, key: str, data: bytes, md5: str) -> str | None:
@@ -208,6 +229,7 @@ class _BotoBody:
     def __init__(self, answer: Any) -> None:
         self._body = answer["Body"]
         self.etag: str | None = answer.get("ETag")
+        self.version: str | None = answer.get("VersionId")
         length, span = answer.get("ContentLength"), answer.get("ContentRange", "")
         # By the header and not by status 206: some stores send a part with status 200.
         place, _, total = span.removeprefix("bytes").strip().partition("/")

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from pipes.errors import ChangedDataError
-from pipes.sources.s3_boto import BotoTransport, S3Body, make_boto_client, make_boto_session, need_boto3
+from pipes.sources.s3_boto import BotoTransport, S3Body, S3Head, make_boto_client, make_boto_session, need_boto3
 from pipes.sources.s3_checksum import Checksum
 from pipes.sources.s3_names import S3Object, split_s3_url
 from pipes.sources.s3_obstore import ObstoreTransport, can_name, can_run
@@ -156,12 +156,16 @@ class S3Store:
         size: int | None,
         attempt: int,
         stop: int | None = None,
+        version: str | None = None,
     ) -> S3Body:
-        """One GET from byte `start` to before `stop`; raises S3Failure. For streams: they own the attempts."""
+        """One GET from byte `start` to before `stop`; raises S3Failure. For streams: they own the attempts.
+
+        A version is asked for by its id only where `version` is given: that needs a right of its own.
+        """
         expected = self._last_size if size is None else size
         if expected is not None and stop is not None:
             expected = min(expected, stop - start)
-        if attempt == 0 and self._use_obstore(bucket, key, expected):
+        if attempt == 0 and version is None and self._use_obstore(bucket, key, expected):
             clients = self._clients()
             transport = clients.obstore(bucket)
             self._note(clients, bucket, "obstore")
@@ -171,17 +175,17 @@ class S3Store:
                 clients.after_failure(bucket, failure, transport)
                 raise
         else:
-            body = self._boto(bucket).open(bucket, key, start, etag, stop)
+            body = self._boto(bucket).open(bucket, key, start, etag, stop, version)
         self._last_size = body.size
         return body
 
-    def head(self, bucket: str, key: str) -> tuple[int, str | None]:
-        """The object's present size in bytes and ETag; raises S3Failure."""
+    def head(self, bucket: str, key: str) -> S3Head:
+        """What the object is now; raises S3Failure."""
         return self._clients().boto().head(bucket, key)
 
-    def checksum(self, bucket: str, key: str) -> tuple[str | None, Checksum | None]:
-        """The object's present ETag, and its checksum where the store keeps one; raises S3Failure."""
-        return self._clients().boto().checksum(bucket, key)
+    def checksum(self, bucket: str, key: str, version: str | None = None) -> tuple[str | None, Checksum | None]:
+        """The ETag of the object, or of a version of it, and the checksum that the store keeps; raises S3Failure."""
+        return self._clients().boto().checksum(bucket, key, version)
 
     def uploads(self) -> BotoTransport:
         """What sends single requests of an upload; they raise S3Failure."""
@@ -191,7 +195,7 @@ class S3Store:
         """The error for an object that is no longer the one that was listed or opened."""
         if found is None:
             try:
-                found = f"ETag {self.head(bucket, key)[1]}"
+                found = f"ETag {self.head(bucket, key).etag}"
             except S3Failure:
                 found = "another ETag"
         return ChangedDataError(

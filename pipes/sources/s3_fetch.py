@@ -26,8 +26,10 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
+from pipes.errors import ChangedDataError, StoreNotFoundError
 from pipes.sources.s3_parts import Fetch, Part
 from pipes.sources.s3_stream import S3Stream
 
@@ -296,17 +298,7 @@ class ReadAhead:
                 raise _Stopped
 
         try:
-            stream = S3Stream(
-                self._store,
-                fetch.bucket,
-                fetch.key,
-                etag=fetch.etag,
-                size=fetch.size,
-                offset=part.start,
-                stop=part.asked,
-                chunk=self._chunk,
-                wait=pause,
-            )
+            stream = self._stream(fetch, part, pause)
             if fetch.size is None:
                 self._learn(fetch, part, stream)
             while self._put(fetch, part, stream, stream.receive()):
@@ -319,6 +311,17 @@ class ReadAhead:
             if stream is not None:
                 stream.close()
             self._end(fetch, part, error)
+
+    def _stream(self, fetch: Fetch, part: Part, pause: Callable[[float], None]) -> S3Stream:
+        """Open one part, of the version that the first one proved to have."""
+        version, span = fetch.version, {"offset": part.start, "stop": part.asked}
+        known: Any = {"etag": fetch.etag, "size": fetch.size, "version": version, **span}
+        try:
+            return S3Stream(self._store, fetch.bucket, fetch.key, chunk=self._chunk, wait=pause, **known)
+        except (ChangedDataError, StoreNotFoundError):
+            if fetch.version == version:
+                raise
+            return self._stream(fetch, part, pause)  # it was not known yet
 
     def _learn(self, fetch: Fetch, part: Part, stream: S3Stream) -> None:
         """Fit a part that was asked for before the object's size was known."""
@@ -339,7 +342,7 @@ class ReadAhead:
         with self._lock:
             if not fetch.answered and fetch.parts and fetch.parts[0] is part:
                 fetch.answered, fetch.size, fetch.etag = True, stream.size, stream.etag
-                fetch.checksum = stream.checksum
+                fetch.checksum, fetch.version = stream.checksum, stream.version
                 if fetch.next >= stream.size:
                     self._queue.pop(fetch, None)
                 else:

@@ -44,11 +44,11 @@ class FetchedStream(S3Stream):
         """Wait for the store's answer about the object; raises its error."""
         fetch = self._fetch
         if fetch is not None and self._ahead.here() and self._ahead.answer(fetch):
-            self.etag, self._size = fetch.etag, fetch.size
+            self.etag, self._size, self.version = fetch.etag, fetch.size, fetch.version
             return
         self._leave()
         # Not an open connection: the reader may come much later.
-        self._size, found = self._attempts.run(lambda _: self._store.head(self._bucket, self._key))
+        self._size, found, self.version = self._attempts.run(lambda _: self._store.head(self._bucket, self._key))
         if self.etag and found and found != self.etag:
             raise self._store.changed(self._bucket, self._key, f"ETag {self.etag}", f"ETag {found}")
         self.etag = self.etag or found
@@ -56,7 +56,7 @@ class FetchedStream(S3Stream):
     def _bring(self, limit: int) -> bytes:
         while (fetch := self._fetch) is not None:
             if not self._ahead.here():
-                self._fetch = None
+                self._fetch, self.version = None, self.version or fetch.version
                 break
             try:
                 came = self._ahead.receive(fetch)
@@ -87,6 +87,7 @@ class FetchedStream(S3Stream):
     def _leave(self) -> None:
         fetch, self._fetch = self._fetch, None
         if fetch is not None:
+            self.version = self.version or fetch.version
             self._ahead.drop(fetch)
 
     def close(self) -> None:

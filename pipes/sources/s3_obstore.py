@@ -155,6 +155,7 @@ class _ObstoreBody:
     def __init__(self, answer: Any) -> None:
         meta = answer.meta
         self.etag: str | None = meta["e_tag"]
+        self.version: str | None = meta["version"]
         self.checksum: Checksum | None = None  # it does not show it
         self.size: int = meta["size"]
         self.start, self._stop = answer.range

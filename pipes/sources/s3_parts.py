@@ -29,13 +29,14 @@ class Fetch:
 
     __slots__ = (
         "__weakref__", "answered", "asleep", "bucket", "checksum", "dropped", "etag", "key", "lent", "next", "parts",
-        "size", "waited",
+        "size", "version", "waited",
     )  # fmt: skip
 
     def __init__(self, url: str, asleep: bool) -> None:
         self.bucket, self.key = split_s3_url(url)
         self.size: int | None = getattr(url, "size", None)
         self.etag: str | None = getattr(url, "etag", None)
+        self.version: str | None = None
         #: Not asked for before its reader comes, and then little: it may skip over much of it.
         self.asleep = asleep and self.size is not None and self.etag is not None
         self.answered, self.dropped, self.waited = False, False, False

@@ -2,7 +2,8 @@
 
 Contract
 - Every byte is of one version of the object: all requests carry `If-Match` with the tag that a listing or an open
-  stream had, or that the first answer told. A replaced object raises ChangedDataError.
+  stream had, or that the first answer told. A replaced object raises ChangedDataError, unless the bucket keeps
+  versions: then the version that the first answer named is read on.
 - A read smaller than a block goes through the cache, which keeps the blocks used last, at most `cache` bytes of them.
   Missing blocks that lie side by side are one request. A larger read is one request for just its bytes and is not kept.
 - Nothing is open between two reads, so a file may wait in a shuffle buffer or go through a fork. One thread at a time.
@@ -44,6 +45,7 @@ class RangedFile(io.BufferedIOBase):
         *,
         etag: str | None = None,
         size: int | None = None,
+        version: str | None = None,
         block: int = _BLOCK,
         cache: int = _CACHE,
     ) -> None:
@@ -53,6 +55,7 @@ class RangedFile(io.BufferedIOBase):
         self._bucket, self._key = split_s3_url(url)
         self._etag = getattr(url, "etag", None) if etag is None else etag
         self._size = getattr(url, "size", None) if size is None else size
+        self._version = version
         self._block, self._kept = block, cache // block
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._at = 0
@@ -151,15 +154,22 @@ class RangedFile(io.BufferedIOBase):
 
     def _fetch(self, start: int, stop: int) -> bytes:
         with S3Stream(
-            self._store, self._bucket, self._key, etag=self._etag, size=self._size, offset=start, stop=stop
+            self._store,
+            self._bucket,
+            self._key,
+            etag=self._etag,
+            size=self._size,
+            version=self._version,
+            offset=start,
+            stop=stop,
         ) as stream:
-            self._etag = stream.etag
+            self._etag, self._version = stream.etag, stream.version
             return stream.read()
 
     def _pin(self) -> None:
         attempts = Attempts(self._store.options, self._bucket, self._key)
-        size, found = attempts.run(lambda _: self._store.head(self._bucket, self._key))
+        size, found, version = attempts.run(lambda _: self._store.head(self._bucket, self._key))
         for pinned, now, what in ((self._etag, found, "ETag {}"), (self._size, size, "{} bytes")):
             if pinned is not None and now is not None and now != pinned:
                 raise self._store.changed(self._bucket, self._key, what.format(pinned), what.format(now))
-        self._size, self._etag = size, self._etag or found
+        self._size, self._etag, self._version = size, self._etag or found, self._version or version

@@ -5,6 +5,8 @@ Contract
   store said the object has, and not when a connection closes.
 - What breaks is resumed at the byte it broke at, by `Range` with `If-Match`, within the attempts and the deadline of
   the options. A replaced object (another ETag or size, or status 412) raises ChangedDataError.
+- In a bucket that keeps versions, an object that is replaced or deleted while it is read is read on: the version that
+  the first answer named is asked for by its id, which needs a right of its own and is done only then.
 - At most one answer is open at a time; `close` (or dropping the stream) gives its connection back or ends it.
 - A stream that finds itself in a forked child opens a connection of its own at its position.
 - With `checksum` in the options, an object read from its first byte to its last is compared with the checksum that the
@@ -20,6 +22,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pipes.errors import ChangedDataError, add_note
 from pipes.sources.s3_boto import S3Body
 from pipes.sources.s3_checksum import Checksum
 from pipes.sources.s3_retry import Attempts, S3Failure
@@ -38,7 +41,8 @@ _inherited: list[Any] = []
 class S3Stream(io.BufferedIOBase):
     """A readable binary stream over one object; not seekable, but `skip` goes forward cheaply.
 
-    Made by `S3Store.open`. `size` is the object's in bytes, `etag` its tag, `position` the offset of the next byte.
+    Made by `S3Store.open`. `size` is the object's in bytes, `etag` its tag, `version` its id in a bucket that keeps
+    versions, `position` the offset of the next byte.
     Without `at_once` the store is not asked before the first read.
     """
 
@@ -50,6 +54,7 @@ class S3Stream(io.BufferedIOBase):
         *,
         etag: str | None = None,
         size: int | None = None,
+        version: str | None = None,
         offset: int = 0,
         chunk: int | None = None,
         stop: int | None = None,
@@ -65,7 +70,8 @@ class S3Stream(io.BufferedIOBase):
         self._chunk = memoryview(b"")
         self._receive_size = chunk or _CHUNK
         self._arrived = offset
-        self.etag, self._size = etag, size
+        self.etag, self._size, self.version = etag, size, version
+        self._replaced = False
         self.stop = stop
         #: What the store said about the whole object.
         self.checksum: Checksum | None = None
@@ -73,7 +79,7 @@ class S3Stream(io.BufferedIOBase):
         self._verify = store.options.checksum and not offset and stop is None
         if offset and size is None:
             # Beginning a range at the end of an object is an error to the store, so its size has to be known.
-            self._size, found = self._attempts.run(lambda _: store.head(bucket, key))
+            self._size, found, self.version = self._attempts.run(lambda _: store.head(bucket, key))
             if etag and found and found != etag:
                 raise store.changed(bucket, key, f"ETag {etag}", f"ETag {found}")
             self.etag = etag or found
@@ -164,7 +170,7 @@ class S3Stream(io.BufferedIOBase):
         from pipes.sources.s3_ranges import RangedFile
 
         self._drop_body()
-        return RangedFile(self._store, self.name, etag=self.etag, size=self.size)
+        return RangedFile(self._store, self.name, etag=self.etag, size=self.size, version=self.version)
 
     def close(self) -> None:
         if not self.closed:
@@ -214,8 +220,12 @@ class S3Stream(io.BufferedIOBase):
         return data
 
     def _ask_for_checksum(self) -> Checksum | None:
-        etag, checksum = self._attempts.run(lambda _: self._store.checksum(self._bucket, self._key))
+        asked = self.version if self._replaced else None
+        etag, checksum = self._attempts.run(lambda _: self._store.checksum(self._bucket, self._key, asked))
         if self.etag and etag and etag != self.etag:
+            if self.version and not self._replaced:
+                self._replaced = True
+                return self._ask_for_checksum()
             raise self._store.changed(self._bucket, self._key, f"ETag {self.etag}", f"ETag {etag}")
         return checksum
 
@@ -285,16 +295,39 @@ class S3Stream(io.BufferedIOBase):
         self._body = self._attempts.run(self._request)
 
     def _request(self, attempt: int) -> S3Body:
-        store, pinned = self._store, self.etag
+        if not self._replaced:
+            try:
+                return self._ask(attempt)
+            except ChangedDataError:
+                if self.version is None:
+                    raise
+            except S3Failure as failure:
+                if failure.kind == "changed" and self.etag and self.version is None:
+                    raise self._changed() from failure
+                if failure.kind not in ("changed", "missing") or self.version is None:
+                    raise
+            self._replaced = True
         try:
-            body = store.request(self._bucket, self._key, self._arrived, pinned, self._size, attempt, self._asked())
+            return self._ask(attempt, self.version)
         except S3Failure as failure:
-            if failure.kind == "changed" and pinned:
-                raise store.changed(self._bucket, self._key, f"ETag {pinned}", None) from failure
-            if failure.status == 416 and self._size is None:
-                raise S3Failure(
-                    "refused", f"byte {self._arrived} is beyond the end of the object", status=416
-                ) from failure
+            if failure.kind not in ("changed", "missing", "denied", "refused"):
+                raise
+            error = self._changed()
+            add_note(error, f"its version {self.version} cannot be read: {failure.what}")
+            raise error from failure
+
+    def _changed(self) -> ChangedDataError:
+        return self._store.changed(self._bucket, self._key, f"ETag {self.etag}", None)
+
+    def _ask(self, attempt: int, version: str | None = None) -> S3Body:
+        """One answer about the object that is pinned, from its right byte on."""
+        store, size, stop = self._store, self._size, self._asked()
+        try:
+            body = store.request(self._bucket, self._key, self._arrived, self.etag, size, attempt, stop, version)
+        except S3Failure as failure:
+            if failure.status == 416 and size is None:
+                what = f"byte {self._arrived} is beyond the end of the object"
+                raise S3Failure("refused", what, status=416) from failure
             raise
         try:
             self._check_same(body)
@@ -319,7 +352,7 @@ class S3Stream(io.BufferedIOBase):
             raise self._store.changed(self._bucket, self._key, f"ETag {self.etag}", found)
         if self._size is not None and body.size != self._size:
             raise self._store.changed(self._bucket, self._key, f"{self._size} bytes", f"{body.size} bytes")
-        self.etag, self._size = self.etag or body.etag, body.size
+        self.etag, self._size, self.version = self.etag or body.etag, body.size, self.version or body.version
         self.checksum = self.checksum or body.checksum
 
     def _align(self, body: S3Body) -> None:

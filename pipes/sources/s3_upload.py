@@ -76,7 +76,7 @@ class _Multipart:
             return self._uploads().complete(self._bucket, self._key, self._id, self._tags)
         except S3Failure as failure:
             if attempt and failure.code == "NoSuchUpload":
-                found = self._store.head(self._bucket, self._key)[1]
+                found = self._store.head(self._bucket, self._key).etag
                 if found and found == _tag_of_parts(self._tags):
                     return found
                 failure.what = "the upload is gone, and the object is not the one that was sent"
