@@ -84,7 +84,8 @@ def make_boto_session(options: S3Options) -> Any:
             profile_name=options.profile,
         )
     except ProfileNotFound as error:
-        raise ValueError(f"profile {options.profile!r} is in none of the AWS configuration files") from error
+        named = options.profile or os.environ.get("AWS_DEFAULT_PROFILE") or os.environ.get("AWS_PROFILE")
+        raise ValueError(f"profile {named!r} is in none of the AWS configuration files") from error
 
 
 def make_boto_client(session: Any, options: S3Options) -> Any:

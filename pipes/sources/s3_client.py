@@ -3,7 +3,8 @@
 Contract
 - A store holds settings only. Clients are made at first use in each process, under that process's own lock, and are
   never used by another process: two processes on one socket read each other's answers.
-- Stores with equal settings share their clients within a process, for as long as one of them is in use.
+- Stores with equal settings, under equal AWS variables, share their clients within a process, for as long as one of
+  them is in use.
 - A forked child leaves what it inherited alone (neither used nor closed) and makes its own. Where obstore had been
   used before the fork, the child reads through boto3 and says so once.
 - boto3 lists, resumes, and reads what is large or oddly named; obstore reads small objects. Under moto's `mock_aws`,
@@ -54,12 +55,13 @@ class S3Store:
     Errors are the Store errors of `pipes.errors`: StoreNotFoundError (a FileNotFoundError) for a bucket or object that
     is not there, StorePermissionError, StoreTimeoutError, StoreConnectionError, each with `bucket`, `key`, `status`,
     `attempts` and `request_id`; ChangedDataError for an object that was replaced between listing, opening and reading;
-    ValueError for a name that is none. ModuleNotFoundError without boto3.
+    ValueError for a name that is none, or an AWS_MAX_ATTEMPTS that is no count. ModuleNotFoundError without boto3.
     """
 
     def __init__(self, options: S3Options | None = None) -> None:
         need_boto3()
         self.options = options or S3Options()
+        self.options.resolved_attempts()
         if self.options.client == "obstore" and importlib.util.find_spec("obstore") is None:
             raise ModuleNotFoundError('client="obstore" needs obstore: pip install "pipes[s3]"', name="obstore")
         self._held: tuple[int, _Clients] | None = None
@@ -234,7 +236,7 @@ class S3Store:
             return held[1]
         if held is not None:
             _inherited.append(held)
-        clients = _shared.setdefault((pid, self.options), _Clients(self.options))
+        clients = _shared.setdefault((pid, self.options, _environment()), _Clients(self.options))
         self._held = (pid, clients)
         return clients
 
@@ -293,7 +295,13 @@ class _Clients:
             self._obstore.pop(bucket, None)
 
 
-_shared: weakref.WeakValueDictionary[tuple[int, S3Options], _Clients] = weakref.WeakValueDictionary()
+_Environment = frozenset[tuple[str, str]]
+_shared: weakref.WeakValueDictionary[tuple[int, S3Options, _Environment], _Clients] = weakref.WeakValueDictionary()
+
+
+def _environment() -> _Environment:
+    """What clients are made from beside the options."""
+    return frozenset(item for item in os.environ.items() if item[0].upper().startswith(("AWS_", "S3_")))
 
 
 def mock_is_active() -> bool:

@@ -12,6 +12,7 @@ __all__ = ["S3Options"]
 
 _CLIENTS = ("auto", "obstore", "boto3")
 _SECRETS = ("access_key", "secret_key", "session_token", "sse_customer_key")
+_ATTEMPTS = 5
 _NO = ("0", "false", "no", "off")
 
 
@@ -49,8 +50,8 @@ class S3Options:
     """`"auto"`, `"obstore"`, `"boto3"`, or a boto3 S3 client of your own, which is then used as it is."""
     verify: bool | str = True
     """Check certificates: True, False, or the path of a CA bundle; else AWS_CA_BUNDLE."""
-    attempts: int = 5
-    """Requests made for one object or page before giving up."""
+    attempts: int | None = None
+    """Requests made for one object or page before giving up; else AWS_MAX_ATTEMPTS, then 5."""
     backoff: float = 0.1
     """The n-th wait is drawn from 0 to `backoff * 2**(n - 1)`, at most 5."""
     deadline: float = 20.0
@@ -74,7 +75,7 @@ class S3Options:
         if self.client == "obstore" and self.boto3_only:
             name = "checksum" if self.checksum else "sse_customer_key"
             raise ValueError(f'{name} goes with client="boto3" or "auto", which then reads through boto3')
-        if self.attempts < 1:
+        if self.attempts is not None and self.attempts < 1:
             raise ValueError(f"attempts={self.attempts}: at least one request has to be made")
         for name in ("backoff", "deadline", "connect_timeout", "read_timeout"):
             if not getattr(self, name) >= 0 or (name != "backoff" and getattr(self, name) == 0):
@@ -144,6 +145,15 @@ class S3Options:
     def resolved_region(self) -> str | None:
         """The region to give boto3; None leaves the choice to it (AWS_DEFAULT_REGION, profile)."""
         return self.region or os.environ.get("AWS_REGION") or None
+
+    def resolved_attempts(self) -> int:
+        """The requests to make before giving up; raises ValueError for an AWS_MAX_ATTEMPTS that is no count."""
+        if self.attempts is not None:
+            return self.attempts
+        text = os.environ.get("AWS_MAX_ATTEMPTS") or str(_ATTEMPTS)
+        if not text.isdecimal() or int(text) < 1:
+            raise ValueError(f"AWS_MAX_ATTEMPTS={text!r}: a number of requests, at least 1, is needed")
+        return int(text)
 
     def resolved_verify(self) -> bool | str | None:
         """What to give boto3 as `verify`; None leaves the choice to it (AWS_CA_BUNDLE, its own bundle)."""

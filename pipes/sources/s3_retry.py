@@ -172,7 +172,7 @@ class Attempts:
         if failure.kind not in _PASSING:
             raise self.error(failure) from failure
         options = self._options
-        if self.failures >= options.attempts:
+        if self.failures >= options.resolved_attempts():
             raise self.error(failure, f"gave up after {_count(self.failures)}") from failure
         spent = self._spent + time.monotonic() - began
         if failure.retry_after > options.deadline - spent and failure.retry_after:

@@ -8,9 +8,10 @@ from typing import Any
 
 import boto3
 import pytest
-from fault_server import FaultServer, Step
+from fault_server import FaultServer, Request, Step
 from hypothesis import given
 from hypothesis import strategies as st
+from loading import loader_of
 from s3_objects import put_objects
 
 from pipes.errors import ChangedDataError, StoreError
@@ -197,6 +198,35 @@ def test_a_loader_compares_whatever_it_reads_ahead(server: FaultServer, read_ahe
 
 def read(pair: Any) -> Any:
     return pair[1].read()
+
+
+@pytest.mark.parametrize("start", [1 << 20, (3 << 20) - (256 << 10)])
+def test_one_wrong_bit_in_a_part_that_a_worker_reads_ahead(server: FaultServer, start: int) -> None:
+    """In the last part it is mended before anybody has it; else the second reading proves that it was handed over."""
+    wrong = []
+
+    def judge(request: Request) -> Step | None:
+        if request.key != "x":
+            return None
+        span = {name.lower(): value for name, value in request.headers.items()}.get("range", "")
+        spoilt = span.startswith(f"bytes={start}-")
+        wrong.extend([span] * spoilt)
+        return Step(headers=crc_header(BODY), wrong_at=100 if spoilt else None)
+
+    server.judge = judge
+    options = options_on(server.url)
+    names = S3FileLister("s3://bkt/x", options=options)
+    pipe = names.sharding_filter().load_files_by_s3(options=options, read_ahead=1 << 20).map(read)
+    try:
+        with loader_of(pipe, 2) as loader:
+            if start > 2 << 20:
+                assert list(loader) == [BODY]
+            else:
+                with pytest.raises(StoreError, match=r"s3://bkt/x: its crc32 is .* other bytes than were handed over"):
+                    list(loader)
+    finally:
+        server.judge = None
+    assert len(wrong) == 1
 
 
 def test_a_client_of_the_users_own(server: FaultServer) -> None:
