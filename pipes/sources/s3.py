@@ -99,18 +99,19 @@ class S3FileLister(IterDataPipe[S3Url]):
     def names(self, root: str) -> Iterator[S3Url]:
         """The names under one prefix."""
         masks = [self.masks] if isinstance(self.masks, str) else list(self.masks)
+        masked = any(masks)
         found = False
         for item in self._store.list(root, self.page_size):
             if item.key.endswith("/") and not self.keep_markers:
                 continue
             url = item.url
-            if not any(masks) or any(fnmatch.fnmatchcase(url, mask) for mask in masks):
+            if not masked or any(fnmatch.fnmatchcase(url, mask) for mask in masks):
                 found = True
                 yield url
         if self.strict and not found:
             bucket, prefix = split_s3_url(root, prefix=True)
             raise StoreNotFoundError(
-                f"{root}: nothing is listed under this prefix{f' that fits {masks}' if any(masks) else ''}. Check the "
+                f"{root}: nothing is listed under this prefix{f' that fits {masks}' if masked else ''}. Check the "
                 "prefix, or drop strict=True to read nothing.",
                 bucket=bucket,
                 key=prefix,

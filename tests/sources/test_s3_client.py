@@ -75,6 +75,11 @@ def test_an_odd_listing_page_reads_like_a_plain_one() -> None:
     assert scanned is not None
     assert scanned == _parse(plain.encode())
     assert (scanned[0][0][0], scanned[0][0][2], scanned[1:]) == ("a +", '"t"', (True, "n&n"))
+    odd = plain.replace("&quot;t&quot;", "&quot;t&amp;quot;&#34;").replace("a+%2B", "a")
+    scanned = _scan(odd)
+    assert scanned is not None
+    assert scanned == _parse(odd.encode())
+    assert scanned[0][0][:3] == ("a", 3, '"t&quot;"')
     assert _scan(head + entry + tail) is None, "keys that are not encoded may hold entities"
     assert _parse((head + entry + tail).encode())[0][0][0] == "a+%2B"
     assert _scan(plain.replace("<ETag>&quot;t&quot;</ETag>", "")) is None
