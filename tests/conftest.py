@@ -50,6 +50,9 @@ sys.stdin.read()
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the slow tests: at the end one of them would keep a single process busy while the others idle."""
+    for item in items:
+        if " at 0x" in item.nodeid:
+            raise pytest.UsageError(f"{item.nodeid}: an address in a test's name differs between processes; give ids=")
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

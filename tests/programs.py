@@ -16,6 +16,7 @@ PROLOGUE = """
 import os, signal, sys, threading, time
 sys.path.append({tests!r})
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
 from residue import Holdings, settled
 from pipes.iter import IterableWrapper
 from pipes.loader2 import DataLoader2, MultiProcessingReadingService

@@ -48,7 +48,7 @@ def test_shared_memory_outlives_the_array() -> None:
         (pa.array([7], pa.duration("s")), torch.tensor([7])),
         (pa.array([7], pa.time32("ms")), torch.tensor([7], dtype=torch.int32)),
     ],
-    ids=lambda value: str(getattr(value, "type", "")),
+    ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )
 def test_times_are_integers_of_their_unit(column: pa.Array, expected: torch.Tensor) -> None:
     assert torch.equal(as_tensor(column), expected)

@@ -70,7 +70,7 @@ def test_batches_come_in_order_and_are_what_they_were(workers: int) -> None:
 
 
 def test_copies_slower_than_the_user_are_waited_for_and_host_memory_stays_bounded() -> None:
-    device = FakeDevice(bandwidth=SIZE * 8 / 0.01)
+    device = FakeDevice(bandwidth=SIZE * 8 / 0.03)  # also slower than a worker of a busy machine
     under_way = []
     with loader_to(device, prefetch=2) as loader:
         readings = []
