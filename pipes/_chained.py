@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipes.sources.files import FileLister, FileOpener
     from pipes.sources.fsspec_files import FSSpecFileLister, FSSpecFileOpener, FSSpecSaver
     from pipes.sources.http_files import HttpReader
+    from pipes.sources.iopath_files import IoPathFileLister, IoPathFileOpener, IoPathSaver
     from pipes.sources.s3 import S3FileLister, S3FileLoader, S3FileSaver
     from pipes.sources.s3_options import S3Options
     from pipes.sources.saving import Saver
@@ -139,6 +140,12 @@ class ChainedIter(Generic[T_co]):
         self, masks: str | Sequence[str] = "", *, recursive: bool = False, strict: bool = False, **connection: Any
     ) -> FSSpecFileLister:
         """Give the names of the files in a folder of any store that fsspec knows, sorted, with their protocol."""
+        raise NotImplementedError
+
+    def list_files_by_iopath(
+        self, masks: str | Sequence[str] = "", *, pathmgr: Any = None, handler: Any = None
+    ) -> IoPathFileLister:
+        """Give the paths of the files in a folder, sorted, as a path manager of iopath lists it."""
         raise NotImplementedError
 
     def list_files_by_s3(
@@ -322,6 +329,19 @@ class ChainedIter(Generic[T_co]):
         """Open each name through fsspec and give `(name, stream)`; the stream closes when it is dropped."""
         raise NotImplementedError
 
+    def open_files_by_iopath(
+        self,
+        mode: str = "r",
+        pathmgr: Any = None,
+        *,
+        handler: Any = None,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+    ) -> IoPathFileOpener:
+        """Open each path by a path manager of iopath and give `(path, stream)`; the stream closes when it is
+        dropped."""
+        raise NotImplementedError
+
     def parse_csv(
         self,
         *,
@@ -420,6 +440,19 @@ class ChainedIter(Generic[T_co]):
         **connection: Any,
     ) -> FSSpecSaver:
         """Write each `(name, data)` through fsspec and give the name written."""
+        raise NotImplementedError
+
+    def save_by_iopath(
+        self,
+        mode: str = "w",
+        filepath_fn: Callable[[Any], Any] | None = None,
+        *,
+        pathmgr: Any = None,
+        handler: Any = None,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+    ) -> IoPathSaver:
+        """Write each `(name, data)` by a path manager of iopath and give the path written."""
         raise NotImplementedError
 
     def save_to_disk(

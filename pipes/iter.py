@@ -12,6 +12,7 @@ from pipes.formats.webdataset_writer import WebDatasetSaver
 from pipes.sources.files import FileLister, FileOpener
 from pipes.sources.fsspec_files import FSSpecFileLister, FSSpecFileOpener, FSSpecSaver
 from pipes.sources.http_files import HttpReader
+from pipes.sources.iopath_files import IoPathFileLister, IoPathFileOpener, IoPathSaver
 from pipes.sources.s3 import S3FileLister, S3FileLoader, S3FileSaver
 from pipes.sources.saving import Saver
 from pipes.stages.batching import Batcher, UnBatcher
@@ -51,6 +52,9 @@ __all__ = [
     "Forker",
     "Header",
     "HttpReader",
+    "IoPathFileLister",
+    "IoPathFileOpener",
+    "IoPathSaver",
     "IterDataPipe",
     "IterableWrapper",
     "JsonLinesParser",

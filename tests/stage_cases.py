@@ -16,13 +16,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from path_manager import FolderManager
 from s3_objects import put_objects
 from tars import make_tar
 from user_pipes import Plain, Stateless, Summing
 
 from pipes import IterDataPipe
 from pipes.formats.decode import decode
-from pipes.iter import FileLister, FileOpener, FSSpecFileLister, IterableWrapper, MapToIterConverter, S3FileLister
+from pipes.iter import (
+    FileLister,
+    FileOpener,
+    FSSpecFileLister,
+    IoPathFileLister,
+    IterableWrapper,
+    MapToIterConverter,
+    S3FileLister,
+)
 from pipes.map import SequenceWrapper
 
 PAYLOAD = "payload-7c1e"
@@ -134,6 +143,16 @@ CASES: dict[str, Case] = {
     "iter.HttpReader": lambda at: (
         IterableWrapper([f"{at.s3}/cases/in/{n}.txt?Signature=x" for n in range(5)])
         .shuffle(3).read_from_http(timeout=30).map(read)
+    ),
+    "iter.IoPathFileLister": lambda at: (
+        IoPathFileLister("here://", "*.csv", pathmgr=FolderManager(str(at.folder))).map(lambda path: path + PAYLOAD)
+    ),
+    "iter.IoPathFileOpener": lambda at: (
+        FileLister(at.folder, "*.txt").shuffle(2).open_files_by_iopath(pathmgr=FolderManager("/")).map(read)
+    ),
+    "iter.IoPathSaver": lambda at: (
+        texts().map(lambda text: (f"{at.folder}/iopath/{text}", text)).shuffle(3)
+        .save_by_iopath(pathmgr=FolderManager("/"))
     ),
     "iter.IterableWrapper": lambda at: texts(),
     "iter.IterableWrapper of what is no list": lambda at: IterableWrapper({f"{PAYLOAD}{n}": n for n in range(5)}),

@@ -5,6 +5,7 @@ MODULES = (
     "fsspec_files",
     "http_files",
     "http_stream",
+    "iopath_files",
     "listing",
     "local_stream",
     "s3",
