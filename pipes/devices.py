@@ -63,7 +63,7 @@ class Device(Protocol):
         """Begin to copy a tensor."""
 
     def move(self, value: Any) -> Any:
-        """Move an object that has a method `to` (or `pin_memory`, where batches stay on the host)."""
+        """Move an object that has a method `to`, or `pin_memory` where batches stay on the host."""
 
     def record(self) -> Mark:
         """Mark the end of the copies begun so far."""
@@ -120,7 +120,7 @@ class HostDevice:
         return self._accelerator.pinned(tensor)
 
     def move(self, value: Any) -> Any:
-        return value.pin_memory() if self._accelerator is not None and hasattr(value, "pin_memory") else value
+        return value if self._accelerator is None else value.pin_memory()
 
     def record(self) -> Mark:
         return DONE

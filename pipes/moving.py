@@ -1,7 +1,8 @@
 """A batch to another device, whatever it is made of: containers are rebuilt in their own type, their tensors moved.
 
 Tensors are moved by the device; objects that are no tensors and have a method `to` (TensorDict, PackedSequence,
-BatchEncoding) move themselves; everything else stays the object it is. What appears twice in a batch is moved once.
+BatchEncoding), or `pin_memory` where batches stay on the host, move themselves; everything else stays the object it is.
+What appears twice in a batch is moved once.
 
 Contract of `Sender`
 - Success. `send` begins the copies of a batch and returns at once; `hand_over` makes them safe to use in the user's
@@ -46,26 +47,35 @@ def moved(batch: Any, device: Device, *, arrays: bool = False) -> tuple[Any, lis
     ({'x': [tensor([1., 1.]), 'name']}, [tensor([1., 1.])])
     """
     move = _Move(device, arrays)
-    return move.of(batch, "batch"), move.tensors
+    output = move.of(batch, "batch")
+    if move.own:
+        # Nobody else keeps them until the device has read them.
+        device.record().synchronize()
+    return output, move.tensors
 
 
 class _Move:
     def __init__(self, device: Device, arrays: bool) -> None:
         self._device, self._arrays = device, arrays
+        self._method = "pin_memory" if device.name == "host" else "to"
         self.tensors: list[torch.Tensor] = []
-        # By identity; the batch keeps what the keys are the addresses of.
-        self._seen: dict[int, Any] = {}
+        #: Copies of arrays made here, which the device may still read.
+        self.own: list[Any] = []
+        # By identity, with the object: a mapping may make its values when it is asked for them, and what is kept here
+        # has an address that nothing else gets.
+        self._seen: dict[int, tuple[Any, Any]] = {}
 
     def of(self, value: Any, path: str) -> Any:
         if isinstance(value, _PLAIN):
             return value
         if id(value) in self._seen:
-            found = self._seen[id(value)]
+            found = self._seen[id(value)][1]
             if found is _UNFINISHED:
                 raise DeviceError(f"{path} holds itself, and such a batch cannot be moved to {self._device.name}")
             return found
-        self._seen[id(value)] = _UNFINISHED
-        result = self._seen[id(value)] = self._of(value, path)
+        self._seen[id(value)] = value, _UNFINISHED
+        result = self._of(value, path)
+        self._seen[id(value)] = value, result
         return result
 
     def _of(self, value: Any, path: str) -> Any:
@@ -73,7 +83,7 @@ class _Move:
             return self._copied(value, path)
         if isinstance(value, np.ndarray):
             return self._array(value, path) if self._arrays else value
-        if not isinstance(value, type) and callable(getattr(value, "to", None)):
+        if not isinstance(value, type) and callable(getattr(value, self._method, None)):
             result = self._call(self._device.move, value, path)
             self.tensors.extend(tensors_in(result))
             return result
@@ -104,15 +114,16 @@ class _Move:
     def _array(self, array: np.ndarray[Any, Any], path: str) -> Any:
         if array.dtype.kind not in "biufc" or not array.dtype.isnative:
             return array
-        own = array if array.flags.writeable else array.copy()
+        size = array.dtype.itemsize
+        if not array.flags.writeable or any(stride < 0 or stride % size for stride in array.strides):
+            # As torch takes none.
+            array = array.copy()
+            self.own.append(array)
         try:
-            result = self._copied(torch.from_numpy(own), path)
+            tensor = torch.from_numpy(array)
         except TypeError:
             return array
-        if own is not array:
-            # Nobody else keeps it until the device has read it.
-            self._device.record().synchronize()
-        return result
+        return self._copied(tensor, path)
 
     def _mapping(self, value: Mapping[Any, Any], path: str) -> Any:
         items = {key: self.of(child, f"{path}[{key!r}]") for key, child in value.items()}
@@ -221,9 +232,10 @@ class Sender:
     def send(self, batch: Any) -> Sent:
         """Begin the copies of a batch."""
         device = self.device
+        move = _Move(device, self._arrays)
         try:
             with device.copying():
-                output, tensors = moved(batch, device, arrays=self._arrays)
+                output, tensors = move.of(batch, "batch"), move.tensors
                 if self._on_device is not None:
                     output = self._on_device(output)
                     tensors = [*tensors, *tensors_in(output)]
@@ -231,10 +243,10 @@ class Sender:
         except BaseException:
             # Copies of the leaves before the failing one may be under way.
             with suppress(Exception):
-                self._reading.append((batch, device.record()))
+                self._reading.append(((batch, move.own), device.record()))
             raise
         if not sent.mark.query():
-            self._reading.append((batch, sent.mark))
+            self._reading.append(((batch, move.own), sent.mark))
         return sent
 
     def hand_over(self, sent: Sent) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, OrderedDict, UserDict, defaultdict, namedtuple
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -132,6 +133,45 @@ def test_arrays_become_tensors_by_choice() -> None:
     assert through_fake(batch, arrays=True)["f"].tolist() == [2, 2, 2]
 
 
+def test_arrays_that_torch_does_not_take_as_they_are_are_copied_first() -> None:
+    record = np.zeros(3, dtype=[("x", "i1"), ("y", "<i4")])
+    record["y"] = [1, 2, 3]
+    batch = {"backward": np.arange(4)[::-1], "field": record["y"], "image": np.arange(12).reshape(3, 4)[:, ::-1]}
+    there = through_fake(batch, arrays=True)
+    assert all(there[key].tolist() == batch[key].tolist() for key in batch)
+    assert moved(batch["backward"], FakeDevice(), arrays=True)[0].tolist() == [3, 2, 1, 0]
+
+
+class Numbered:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def to(self, device: Any) -> int:
+        return self.number
+
+
+class Made(Mapping[str, Any]):
+    """Makes its values when it is asked for them, as a batch over columns or files does."""
+
+    def __init__(self, items: Mapping[str, Any]) -> None:
+        self.kept = dict(items)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.kept[key] or Numbered(int(key))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.kept)
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+
+def test_values_that_a_mapping_makes_when_asked_are_not_taken_for_one_another() -> None:
+    assert dict(to_meta(Made({str(number): None for number in range(1, 50)}))) == {
+        str(number): number for number in range(1, 50)
+    }
+
+
 def test_objects_move_themselves() -> None:
     packed = pack_sequence([torch.ones(3), torch.ones(2)])
     there = to_meta({"p": packed})["p"]
@@ -244,3 +284,25 @@ def test_on_the_host_small_tensors_are_page_locked_too() -> None:
     assert torch.equal(there["x"], X)
     assert accelerator.staged == X.nbytes
     assert isinstance(accelerator, AcceleratorDevice)
+
+
+class Pinnable:
+    """As torch's DataLoader asks for it: it has no method `to`."""
+
+    pinned = False
+
+    def pin_memory(self) -> Pinnable:
+        result = Pinnable()
+        result.pinned = True
+        return result
+
+
+def test_on_the_host_objects_page_lock_themselves_and_others_are_looked_into() -> None:
+    accelerator = FakeDevice()
+    there = moved([Pinnable(), Encoding({"x": X})], HostDevice("pinned", accelerator))[0]
+    assert there[0].pinned
+    assert type(there[1]) is Encoding
+    assert accelerator.staged == X.nbytes
+    left = [Pinnable()]
+    assert moved(left, HostDevice("pageable"))[0][0] is left[0]
+    assert to_meta(left)[0] is left[0]
