@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pipes.error_policy import MaxErrors, OnError
     from pipes.formats.archives import TarArchiveLoader, ZipArchiveLoader
     from pipes.formats.arrow_batches import ArrowToTensors, RowRebatcher
+    from pipes.formats.decompressing import Decompressor, Extractor
     from pipes.formats.lines import LineReader, StreamReader
     from pipes.formats.npy_files import NpyLoader
     from pipes.formats.parquet_files import ParquetDataFrameLoader, ParquetLoader, ParquetRowGroupLister
@@ -77,6 +78,13 @@ class ChainedIter(Generic[T_co]):
         """Give the whole source `count` times, or for ever; a shuffle in it draws anew each round."""
         raise NotImplementedError
 
+    def decompress(
+        self, file_type: str | None = None, *, on_error: OnError = "raise", max_errors: MaxErrors = 0.1
+    ) -> Decompressor:
+        """Give each `(path, stream)` with the stream decompressed: gzip, bzip2, xz, zstd; tar and zip as opened
+        archives."""
+        raise NotImplementedError
+
     def demux(
         self,
         num_instances: int,
@@ -90,6 +98,12 @@ class ChainedIter(Generic[T_co]):
     def enumerate(self, starting_index: int = 0) -> Enumerator[T_co]:
         """Give `(number, element)`, numbers from `starting_index`; below a `sharding_filter` each stream counts its
         own."""
+        raise NotImplementedError
+
+    def extract(
+        self, file_type: str | None = None, *, on_error: OnError = "raise", max_errors: MaxErrors = 0.1
+    ) -> Extractor:
+        """Torchdata's first name for `Decompressor`, kept for old programs."""
         raise NotImplementedError
 
     def filter(

@@ -3,6 +3,7 @@
 from pipes.datapipe import DataChunk, IterDataPipe, functional_datapipe
 from pipes.formats.archives import TarArchiveLoader, ZipArchiveLoader
 from pipes.formats.arrow_batches import ArrowToTensors, RowRebatcher
+from pipes.formats.decompressing import Decompressor, Extractor
 from pipes.formats.lines import LineReader, StreamReader
 from pipes.formats.npy_files import NpyLoader
 from pipes.formats.parquet_files import ParquetDataFrameLoader, ParquetLoader, ParquetRowGroupLister
@@ -39,9 +40,11 @@ __all__ = [
     "Concater",
     "Cycler",
     "DataChunk",
+    "Decompressor",
     "Demultiplexer",
     "DeviceMover",
     "Enumerator",
+    "Extractor",
     "FSSpecFileLister",
     "FSSpecFileOpener",
     "FSSpecSaver",

@@ -50,6 +50,7 @@ class Places:
         for number in range(3):
             lines = [f"{PAYLOAD}{number}{line}" for line in range(4)]
             (folder / f"{number}.txt").write_text("\n".join(lines))
+            (folder / f"{number}.txt.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
             (folder / f"{number}.csv").write_text("a,b\n" + "".join(f"{line},x\n" for line in lines))
             (folder / f"{number}.jsonl").write_text("".join(json.dumps({"a": line}) + "\n" for line in lines))
             (folder / f"{number}.json").write_text(json.dumps({"a": lines}))
@@ -116,9 +117,12 @@ CASES: dict[str, Case] = {
     "iter.Collator": lambda at: texts().map(lambda text: (text, 1.5)).batch(2).collate(),
     "iter.Concater": lambda at: texts(4).concat(texts(0), texts(5).shuffle(3)),
     "iter.Cycler": lambda at: texts(4).shuffle(3).cycle(3),
+    "iter.Decompressor": lambda at: at.files("*.gz").decompress().readlines(decode=True),
+    "iter.Decompressor of archives": lambda at: at.files("*.tar").shuffle(2).decompress().load_from_tar().map(read),
     "iter.Demultiplexer": _demuxed,
     "iter.DeviceMover": lambda at: texts().to_device("cpu"),
     "iter.Enumerator": lambda at: texts().enumerate(3),
+    "iter.Extractor": lambda at: at.files("*.gz").shuffle(2).extract("gzip").map(read),
     "iter.FSSpecFileLister": lambda at: (
         FSSpecFileLister(f"file://{at.folder}", "*.csv").map(lambda url: url + PAYLOAD)
     ),
@@ -217,6 +221,9 @@ CASES: dict[str, Case] = {
     "iter.WebDatasetSaver": lambda at: (
         texts().map(lambda text: {"__key__": text[-1], "txt": text}).shuffle(3)
         .save_to_webdataset(f"{at.folder}/out", maxcount=2).map(lambda path: [PAYLOAD, path.rpartition("/")[2]])
+    ),
+    "iter.ZipArchiveLoader of opened archives": lambda at: (
+        at.files("*.zip").decompress().load_from_zip().map(read)
     ),
     "iter.ZipArchiveLoader": lambda at: at.files("*.zip").load_from_zip().map(read),
     "iter.Zipper": lambda at: texts().shuffle(3).zip(texts(7)),

@@ -6,6 +6,7 @@ MODULES = (
     "arrow_batches",
     "chunks",
     "decode",
+    "decompressing",
     "delimited",
     "encode",
     "extracting",

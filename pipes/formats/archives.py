@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, no_length
 from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
+from pipes.formats.decompressing import ArchiveFile
 from pipes.formats.records import RecordsRun
 from pipes.formats.tar import TarReader, check_mode
 from pipes.formats.zip import MAX_MEMBER_BYTES, ZipReader
@@ -49,6 +50,12 @@ def _members(folder: str, reader: TarReader | ZipReader) -> Iterator[tuple[str, 
         yield path, MemoryStream(data, path)
 
 
+def _packed(path: str, stream: Any) -> tuple[str, Any]:
+    """The path, and the archive's own stream where `decompress` opened it."""
+    inner = stream.file_obj if isinstance(stream, StreamWrapper) else stream
+    return path, inner.packed if isinstance(inner, ArchiveFile) else stream
+
+
 class _TarRun(RecordsRun):
     leaves_out = True
     fields: ClassVar[tuple[str, ...]] = ("offset", "records")
@@ -58,6 +65,9 @@ class _TarRun(RecordsRun):
         records = inside.get("records") or {}
         if not isinstance(records, dict) or not all(isinstance(value, str) for value in records.values()):
             raise damaged(f"'records' of stage {self.stage} are not texts")
+
+    def opened_element(self, element: Any) -> tuple[str, Any]:
+        return _packed(*super().opened_element(element))
 
     def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
         pipe, records = self.pipe, at.get("records") or {}
@@ -146,6 +156,9 @@ class TarArchiveLoader(IterDataPipe[tuple[str, StreamWrapper]]):
 class _ZipRun(RecordsRun):
     leaves_out = True
     fields: ClassVar[tuple[str, ...]] = ("offset",)
+
+    def opened_element(self, element: Any) -> tuple[str, Any]:
+        return _packed(*super().opened_element(element))
 
     def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
         self.reader = ZipReader(
