@@ -7,29 +7,31 @@ Contract
 - What `copy` gave was allocated on the copying stream; `keep` tells the allocator that the user's stream uses it too,
   so that the memory is not given to a later copy while the user's kernels still read it.
 - Page-locking is done once a slab. Where the system refuses it, batches pass through page-locked memory of torch's own
-  (one copy in main each), which one warning says.
+  (one copy in main each), which one warning says: as much as the copies under way need, of `prefetch + 2` batches at
+  most. Where that is refused too, they are copied from ordinary memory, which the process waits for, as another says.
 - Nothing here is imported, initialised or allocated on a device before a batch is to be moved.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import lru_cache
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
-from pipes.errors import DeviceError
+from pipes import cuda_memory
 
-__all__ = ["AcceleratorDevice", "Device", "HostDevice", "Mark", "Memory", "check_memory", "resolve_device"]
+__all__ = ["AcceleratorDevice", "Device", "HostDevice", "Mark", "Memory"]
 
 Memory = Literal["auto", "pinned", "unified", "pageable"]
 #: Tensors smaller than this are copied by the driver itself before a copy call returns, pinned or not.
 SMALL = 1 << 16
-_PORTABLE = 1
-_ALREADY_REGISTERED = 712
 
 
 class Mark(Protocol):
@@ -54,7 +56,7 @@ class Device(Protocol):
         """Page-lock host memory that stays mapped, where that helps; never raises."""
 
     def page_unlock(self, address: int, nbytes: int) -> None:
-        """Undo `page_lock` just before the memory is unmapped."""
+        """Undo `page_lock` just before the memory is unmapped; never raises."""
 
     def copying(self) -> AbstractContextManager[Any]:
         """Make the copying stream the current one."""
@@ -117,7 +119,7 @@ class HostDevice:
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._accelerator is None or not _can_pin(tensor) or self._accelerator.is_pinned(tensor):
             return tensor
-        return self._accelerator.pinned(tensor)
+        return self._accelerator.stage(tensor)
 
     def move(self, value: Any) -> Any:
         return value if self._accelerator is None else value.pin_memory()
@@ -144,7 +146,7 @@ class AcceleratorDevice:
         self._stream: Any = None
         self._locked: set[int] = set()
         self._pid = os.getpid()
-        self._told = False
+        self._told: set[str] = set()
 
     # What the driver does; a fake device has its own of these.
 
@@ -159,15 +161,10 @@ class AcceleratorDevice:
         if self.device.type != "cuda":
             return f"torch offers no page-locking of foreign memory for {self.device.type}"
         self.bind()
-        with torch.cuda.device(self.device):
-            code = int(_cudart().cudaHostRegister(address, nbytes, _PORTABLE))
-        return None if code in (0, _ALREADY_REGISTERED) else f"cudaHostRegister failed with code {code}"
+        return cuda_memory.lock_pages(address, nbytes, self.device)
 
     def unlock_pages(self, address: int) -> None:
-        with torch.cuda.device(self.device):
-            # A copy that the user began may still read it.
-            torch.cuda.synchronize()
-            _cudart().cudaHostUnregister(address)
+        cuda_memory.unlock_pages(address, self.device)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is on the device already."""
@@ -204,33 +201,52 @@ class AcceleratorDevice:
         why = self.lock_pages(address, nbytes)
         if why is None:
             self._locked.add(address)
-        elif not self._told:
-            self._told = True
-            warnings.warn(
+        else:
+            self._tell_once(
                 f"shared memory of the workers cannot be page-locked ({why}): every batch is copied once in this "
                 "process to page-locked memory of torch's own, which is slower. Raise the limit of locked memory "
-                "(`ulimit -l`), or lower prefetch= and max_held= of the reading service",
-                RuntimeWarning,
-                stacklevel=2,
+                "(`ulimit -l`), or lower prefetch= and max_held= of the reading service"
             )
+
+    def _tell_once(self, sentence: str) -> None:
+        about = sentence.partition("(")[0]
+        if about not in self._told:
+            self._told.add(about)
+            warnings.warn(sentence, RuntimeWarning, stacklevel=3)
 
     def page_unlock(self, address: int, nbytes: int) -> None:
         # The pages belong to the process that locked them, not to a child forked from it.
         if os.getpid() == self._pid and address in self._locked:
             self._locked.discard(address)
-            self.unlock_pages(address)
+            # A device that failed says so at its next use; the memory must go all the same.
+            with suppress(Exception):
+                self.unlock_pages(address)
 
     def copying(self) -> AbstractContextManager[Any]:
-        return self._copy_stream()  # type: ignore[no-any-return]
+        stream = self._copy_stream()
+        return stream if hasattr(stream, "__enter__") else _current(stream)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.holds(tensor):
             return tensor
         if self.memory == "pinned" and tensor.nbytes >= SMALL and _can_pin(tensor) and not self.is_pinned(tensor):
-            tensor = self.pinned(tensor)
+            tensor = self.stage(tensor)
         return self.send(tensor, non_blocking=self.memory != "pageable")
 
+    def stage(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a tensor to page-locked memory of torch's own, or give it back where there is none to be had."""
+        try:
+            return self.pinned(tensor)
+        except RuntimeError as error:
+            self._tell_once(
+                f"page-locked memory cannot be had ({str(error).splitlines()[0]}): batches are copied from ordinary "
+                "memory, which is slower and makes the process wait. Leave more memory free, or lower prefetch="
+            )
+            return tensor
+
     def move(self, value: Any) -> Any:
+        if _takes_non_blocking(type(value)):  # type: ignore[arg-type]
+            return value.to(self.device, non_blocking=True)
         return value.to(self.device)
 
     def record(self) -> Mark:
@@ -259,6 +275,9 @@ class BlockingDevice(AcceleratorDevice):
     def send(self, tensor: torch.Tensor, *, non_blocking: bool) -> torch.Tensor:
         return tensor.to(self.device)
 
+    def move(self, value: Any) -> Any:
+        return value.to(self.device)
+
     def record(self) -> Mark:
         return DONE
 
@@ -272,99 +291,28 @@ class BlockingDevice(AcceleratorDevice):
         return None
 
 
-def _cudart() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+@contextmanager
+def _current(stream: Any) -> Iterator[None]:
+    """Do what `with stream:` does in torch 2.7 and later."""
+    index = torch.accelerator.current_device_index()
+    torch.accelerator.set_device_index(stream.device_index)
+    before = torch.accelerator.current_stream()
+    torch.accelerator.set_stream(stream)
+    try:
+        yield
+    finally:
+        torch.accelerator.set_stream(before)
+        torch.accelerator.set_device_index(index)
+
+
+@lru_cache(maxsize=256)
+def _takes_non_blocking(kind: type) -> bool:
+    """Whether a class's method `to` says that it takes `non_blocking`."""
+    try:
+        return issubclass(kind, PackedSequence) or "non_blocking" in inspect.signature(kind.to).parameters  # type: ignore[attr-defined]
+    except (AttributeError, TypeError, ValueError):
+        return False
 
 
 def _can_pin(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
-
-
-def check_memory(memory: str) -> None:
-    """Raise ValueError for what is no kind of memory."""
-    if memory not in get_args(Memory):
-        raise ValueError(f"memory must be one of {', '.join(get_args(Memory))}, not {memory!r}")
-
-
-def resolve_device(device: Any, memory: str = "auto") -> Device | None:
-    """Return what moves batches to `device`, from memory of the kind `memory`; None when nothing is to be done.
-
-    `device` is what `torch.device` takes, a `Device` of your own, or None for batches that stay on the host. "auto"
-    is pinned for CUDA and XPU, unified for MPS, pageable for the CPU and without a device. Raises ValueError for an
-    unknown `memory`, DeviceError for a device that is not there and for memory that it cannot use.
-
-    >>> resolve_device(None) is None, resolve_device("cpu").memory
-    (True, 'pageable')
-    >>> resolve_device("cpu", "pinned")
-    Traceback (most recent call last):
-    pipes.errors.DeviceError: memory='pinned' page-locks memory for copies to an accelerator, ...
-    """
-    check_memory(memory)
-    if device is not None and not isinstance(device, str | int | torch.device):
-        if isinstance(device, Device):
-            return device
-        raise TypeError(f"device must be what torch.device takes, or None, not a {type(device).__name__}")
-    if device is None:
-        return _on_the_host(memory)
-    place = _place(device)
-    if place.type == "cpu":
-        if memory in ("pinned", "unified"):
-            raise DeviceError(
-                f"memory={memory!r} {_PURPOSE[memory]}, and device='cpu' is none: use memory='auto', or leave device "
-                "out if you copy to one yourself"
-            )
-        return HostDevice("pageable")
-    kind = {"cuda": "pinned", "xpu": "pinned", "mps": "unified"}.get(place.type, "pageable")
-    chosen = kind if memory == "auto" else memory
-    if chosen == "pinned" and place.type == "mps":
-        raise DeviceError("memory='pinned' is of no use on MPS, whose memory is the host's: use memory='auto'")
-    _check_there(place)
-    make: Callable[[torch.device, str], AcceleratorDevice]
-    make = BlockingDevice if place.type == "mps" or chosen == "pageable" else AcceleratorDevice
-    return make(place, chosen)
-
-
-_PURPOSE = {"pinned": "page-locks memory for copies to an accelerator", "unified": "is shared with an accelerator"}
-
-
-def _place(device: str | int | torch.device) -> torch.device:
-    try:
-        # An index alone means CUDA to old releases of torch, and the accelerator to new ones.
-        return torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise DeviceError(f"device={device!r} is not what torch.device takes: {str(error).splitlines()[0]}") from error
-
-
-def _accelerator() -> torch.device | None:
-    if not hasattr(torch, "accelerator"):
-        raise DeviceError(f"device= needs torch 2.6 or later, and this is {torch.__version__}")
-    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-
-
-def _check_there(place: torch.device) -> None:
-    found = _accelerator()
-    if found is None or found.type != place.type:
-        raise DeviceError(
-            f"device={str(place)!r} was asked for, and torch {torch.__version__} sees "
-            f"{'no accelerator' if found is None else f'only {found.type!r}'} here: install a build of torch for it, "
-            "or use device='cpu'"
-        )
-    count = torch.accelerator.device_count()
-    if place.index is not None and place.index >= count:
-        raise DeviceError(f"device={str(place)!r} was asked for, and there are {count}: 0 to {count - 1}")
-
-
-def _on_the_host(memory: str) -> Device | None:
-    if memory in ("auto", "pageable"):
-        return None
-    found = _accelerator()
-    if found is None:
-        raise DeviceError(
-            f"memory={memory!r} {_PURPOSE[memory]}, and torch {torch.__version__} sees none here: use memory='auto', "
-            "which picks what the machine has"
-        )
-    if found.type == "mps" or memory == "unified":
-        return HostDevice("unified")
-    return HostDevice(
-        "pinned", AcceleratorDevice(torch.device(found.type, torch.accelerator.current_device_index()), "pinned")
-    )

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from pipes.devices import AcceleratorDevice, BlockingDevice, HostDevice, resolve_device
+from pipes import cuda_memory
+from pipes.device_choice import resolve_device
+from pipes.devices import AcceleratorDevice, BlockingDevice, HostDevice
 from pipes.errors import DeviceError
 from pipes.loader2.fake_device import FakeDevice
 
@@ -39,8 +43,11 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("mps", "auto", BlockingDevice, "unified"),
     ],
 )
-def test_memory_follows_the_device(accelerator: Any, kind: str, memory: str, made: type, chosen: str) -> None:
+def test_memory_follows_the_device(
+    accelerator: Any, kind: str, memory: str, made: type, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     accelerator(kind.split(":")[0])
+    monkeypatch.setattr(cuda_memory, "shares_host_memory", lambda index: True)
     found = resolve_device(kind, memory)
     assert type(found) is made
     assert found is not None
@@ -104,6 +111,92 @@ def test_bad_devices_and_memories(accelerator: Any) -> None:
     accelerator("mps")
     with pytest.raises(DeviceError, match="of no use on MPS"):
         resolve_device("mps", "pinned")
+
+
+def test_unified_memory_is_refused_where_the_device_has_its_own(
+    accelerator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accelerator("cuda")
+    monkeypatch.setattr(cuda_memory, "shares_host_memory", lambda index: index == 0)
+    found = resolve_device("cuda:0", "unified")
+    assert found is not None
+    assert found.memory == "unified"
+    for device in ("cuda", "cuda:1", None):
+        with pytest.raises(DeviceError, match="cuda:1 has memory of its own: use memory='auto'"):
+            resolve_device(device, "unified")
+
+
+def test_the_copying_stream_is_the_current_one_also_where_torchs_streams_are_no_context_managers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As torch 2.6 offers it; two devices, each with its current stream.
+    index, streams = 0, ["main 0", "main 1"]
+
+    def set_index(to: int) -> None:
+        nonlocal index
+        index = to
+
+    def set_stream(stream: Any) -> None:
+        streams[index] = stream
+
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: index)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", set_index)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda: streams[index])
+    monkeypatch.setattr(torch.accelerator, "set_stream", set_stream)
+    device = AcceleratorDevice(torch.device("cuda", 1), "pinned")
+    device._stream = own = SimpleNamespace(device_index=1)
+    inside = []
+
+    def fail_while_copying() -> None:
+        with device.copying():
+            inside.extend([index, *streams])
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_while_copying()
+    assert inside == [1, "main 0", own]
+    assert (index, streams) == (0, ["main 0", "main 1"])
+
+
+class Takes:
+    def to(self, device: Any, *, non_blocking: bool = False) -> Any:
+        return non_blocking
+
+
+class TakesNot:
+    def to(self, device: Any) -> Any:
+        return False
+
+
+def test_objects_that_can_are_moved_without_the_process_waiting() -> None:
+    device = AcceleratorDevice(torch.device("meta"), "pinned")
+    assert device.move(Takes()) is True
+    assert device.move(TakesNot()) is False
+    assert BlockingDevice(torch.device("meta"), "unified").move(Takes()) is False
+
+
+class Full(FakeDevice):
+    """The host has no page-locked memory left."""
+
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
+
+
+def test_without_page_locked_memory_batches_are_copied_from_ordinary_memory_and_a_warning_says_so() -> None:
+    device = Full(lockable=0)
+    large = torch.arange(1 << 14)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        device.page_lock(0, 1)
+        copies = [device.copy(large), device.copy(large), HostDevice("pinned", device).copy(large)]
+        device.page_lock(0, 1)
+    device.wait(device.record())
+    device.synchronize()
+    assert all(torch.equal(copy, large) for copy in copies)
+    assert [str(each.message).partition(" (")[0] for each in told] == [
+        "shared memory of the workers cannot be page-locked",
+        "page-locked memory cannot be had",
+    ]
 
 
 def test_nothing_of_cuda_is_imported_or_initialised_without_it() -> None:

@@ -16,7 +16,8 @@ FILES = sorted(path for path in ROOT.rglob("*.py") if "_startup" not in path.par
 # Each may import those of its own layer and of the layers before it.
 LAYERS = [
     {"errors"},
-    {"node", "seeds", "state", "utils", "shard_points", "changes", "error_policy", "tallies", "devices", "moving"},
+    {"cuda_memory", "devices", "device_choice", "moving"},
+    {"node", "seeds", "state", "utils", "shard_points", "changes", "error_policy", "tallies"},
     {"tree", "run"},
     {"context"},
     {"shares"},

@@ -79,7 +79,8 @@ class FakeDevice(AcceleratorDevice):
             what the host does).
 
     Counts: `locked` bytes are page-locked now, `most_locked` were at any time, `sent` were copied from page-locked
-    memory, `staged` once more in the calling process because they were not, `small` from ordinary memory.
+    memory, `staged` once more in the calling process because they were not, `small` from ordinary memory; `most_staged`
+    is how much of the calling process's copies was kept at any time.
 
     >>> device = FakeDevice(latency=0.001)
     >>> sent = device.copy(torch.arange(3))
@@ -99,7 +100,7 @@ class FakeDevice(AcceleratorDevice):
         super().__init__(torch.device("cpu", 0), "pinned")
         self.name = "fake"
         self.latency, self.bandwidth, self.lockable, self.room, self.moves = latency, bandwidth, lockable, room, moves
-        self.sent = self.staged = self.small = self.most_locked = 0
+        self.sent = self.staged = self.small = self.most_locked = self.most_staged = 0
         #: How many copies have been done, and how many kernels of the user's stream have run.
         self.done = self.ran = 0
         self._begun = self._launched = 0
@@ -170,6 +171,8 @@ class FakeDevice(AcceleratorDevice):
         self._copies.append(
             _Copy(self._begun, self._free_at, tensor.data_ptr(), target.data_ptr(), tensor.nbytes, staged)
         )
+        kept = sum(copy.nbytes for copy in self._copies if copy.staged is not None)
+        self.most_staged = max(self.most_staged, kept)
         return target
 
     def _allocate(self, like: torch.Tensor) -> torch.Tensor:

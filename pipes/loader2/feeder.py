@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from pipes.datapipe import IterDataPipe
-from pipes.devices import Device, resolve_device
+from pipes.device_choice import resolve_device
+from pipes.devices import Device
 from pipes.error_policy import StageCounts
 from pipes.errors import GraphError
 from pipes.loader2.dealing import Dealer

@@ -111,9 +111,11 @@ def map_segment(fd: int, size: int, on_unmap: MapHook | None = None) -> Owner:
 
 
 def _unmap(address: int, size: int, on_unmap: MapHook | None) -> None:
-    if on_unmap is not None:
-        on_unmap(address, size)
-    _LIBC.munmap(address, size)
+    try:
+        if on_unmap is not None:
+            on_unmap(address, size)
+    finally:
+        _LIBC.munmap(address, size)
 
 
 def view_bytes(owner: Owner, nbytes: int) -> Window:

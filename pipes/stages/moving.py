@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
-from pipes.devices import Device, HostDevice, check_memory, resolve_device
+from pipes.device_choice import check_memory, resolve_device
+from pipes.devices import Device, HostDevice
 from pipes.moving import Sender
 from pipes.run import Run
 from pipes.stages.wrapping import as_pipe

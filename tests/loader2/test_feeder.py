@@ -221,11 +221,14 @@ def test_no_room_on_the_device_for_what_is_ahead_is_no_error_until_its_turn() ->
 
 
 def test_where_memory_cannot_be_page_locked_batches_pass_through_the_calling_process() -> None:
-    device = FakeDevice(latency=0.001, lockable=0)
+    # Also slower than a worker of a busy machine.
+    device = FakeDevice(bandwidth=SIZE * 8 / 0.03, lockable=0)
     with loader_to(device) as loader, pytest.warns(RuntimeWarning, match="cannot be page-locked") as told:
         assert read_all(device, iter(loader)) == order_of()
     assert len(told) == 1
     assert (device.sent, device.staged) == (0, COUNT * SIZE * 8)
+    # The pool holds prefetch + 2 batches at most.
+    assert 2 * SIZE * 8 < device.most_staged <= 4 * (SIZE * 8 + 8)
 
 
 def test_page_locked_batches_wait_for_the_users_own_copies() -> None:
