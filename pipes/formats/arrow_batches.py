@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, refuse_length
-from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
+from pipes.datapipe import IterDataPipe, functional_datapipe
+from pipes.error_policy import BUDGET, MaxErrors, OnError
 from pipes.errors import DataError, StateError
 from pipes.formats.parquet import need_pyarrow
 from pipes.run import Run
-from pipes.stages.mapping import AppliedRun
+from pipes.stages.mapping import AppliedPipe, AppliedRun
 from pipes.stages.wrapping import as_pipe
 from pipes.state import Anchors, Capture, Position, damaged
 
@@ -134,7 +134,7 @@ class _TensorsRun(AppliedRun):
 
 
 @functional_datapipe("arrow_to_tensors")
-class ArrowToTensors(IterDataPipe[Any]):
+class ArrowToTensors(AppliedPipe[dict[str, Any]]):
     """Give each pyarrow.RecordBatch (or Table) as a dict of tensors, one for each of `columns` (None: all).
 
     Numbers, times and fixed-size lists of them share Arrow's memory; `pipes.formats.arrow.as_tensor` says what is
@@ -159,13 +159,10 @@ class ArrowToTensors(IterDataPipe[Any]):
         max_errors: MaxErrors = BUDGET,
     ) -> None:
         need_pyarrow()
-        check_policy(on_error, max_errors)
         if isinstance(columns, str):
             raise ValueError(f"columns={columns!r}: a list of names is needed; did you mean [{columns!r}]?")
-        self.datapipe = as_pipe(datapipe)
+        super().__init__(datapipe, on_error, max_errors)
         self.columns = None if columns is None else list(columns)
-        self.on_error = on_error
-        self.max_errors = max_errors
 
     def function(self) -> Callable[[Any], Any]:
         """Return the function of one record batch."""
@@ -184,10 +181,6 @@ class ArrowToTensors(IterDataPipe[Any]):
             return tensors
 
         return convert
-
-    def _length(self, shard: Shard) -> int:
-        refuse_length(self)
-        return length_of(self.datapipe, shard)
 
 
 def _checked(element: Any) -> Any:

@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
-from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, refuse_length
-from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
+from pipes.datapipe import functional_datapipe
+from pipes.error_policy import BUDGET, MaxErrors, OnError
 from pipes.errors import DataError
 from pipes.formats.chunks import CHUNK, expand, read_chunks, reader_of, sniff
 from pipes.formats.records import identity
 from pipes.sources.seeking import seekable
-from pipes.stages.mapping import AppliedRun
-from pipes.stages.wrapping import as_pipe
+from pipes.stages.mapping import AppliedPipe, AppliedRun
 from pipes.utils import StreamWrapper, validate_pathname_binary_tuple
 
 __all__ = ["ArchiveFile", "ChunkStream", "Decompressor", "Extractor"]
@@ -155,7 +154,7 @@ class _DecompressorRun(AppliedRun):
 
 
 @functional_datapipe("decompress")
-class Decompressor(IterDataPipe[tuple[str, StreamWrapper]]):
+class Decompressor(AppliedPipe[tuple[str, StreamWrapper]]):
     """Give each `(path, stream)` with the stream decompressed: gzip, bzip2, xz, zstd; tar and zip as opened archives.
 
     Args:
@@ -188,13 +187,10 @@ class Decompressor(IterDataPipe[tuple[str, StreamWrapper]]):
         on_error: OnError = "raise",
         max_errors: MaxErrors = BUDGET,
     ) -> None:
-        check_policy(on_error, max_errors)
         if file_type is not None and (not isinstance(file_type, str) or file_type.lower() not in _BY_NAME):
             raise ValueError(f"{file_type!r} is not a valid CompressionType; known are {', '.join(_BY_NAME)}")
-        self.datapipe = as_pipe(datapipe)
+        super().__init__(datapipe, on_error, max_errors)
         self.file_type = file_type
-        self.on_error = on_error
-        self.max_errors = max_errors
 
     def opened(self, element: Any) -> tuple[str, StreamWrapper]:
         """Decompress one stream."""
@@ -212,13 +208,6 @@ class Decompressor(IterDataPipe[tuple[str, StreamWrapper]]):
             return path, StreamWrapper(ArchiveFile(kind, stream, path), name=path)
         chunks = expand(read_chunks(stream, path), path, kind)
         return path, StreamWrapper(ChunkStream(chunks, stream), name=path)
-
-    def _places(self) -> tuple[str, ...]:
-        return ()
-
-    def _length(self, shard: Shard) -> int:
-        refuse_length(self)
-        return length_of(self.datapipe, shard)
 
 
 @functional_datapipe("extract")

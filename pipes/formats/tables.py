@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from typing import Any, ClassVar
 
-from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, refuse_length
+from pipes.datapipe import IterDataPipe, functional_datapipe
 from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
 from pipes.formats.chunks import CHUNK, chunks_from, drop
 from pipes.formats.delimited import DelimitedRows
 from pipes.formats.jsonl import JsonLines
 from pipes.formats.records import RecordsRun, is_text
-from pipes.stages.mapping import AppliedRun
+from pipes.stages.mapping import AppliedPipe, AppliedRun
 from pipes.stages.wrapping import as_pipe
 from pipes.state import count_from, damaged
 from pipes.utils import StreamWrapper, validate_pathname_binary_tuple
@@ -310,7 +310,7 @@ class _JsonRun(AppliedRun):
 
 
 @functional_datapipe("parse_json_files")
-class JsonParser(IterDataPipe[tuple[str, Any]]):
+class JsonParser(AppliedPipe[tuple[str, Any]]):
     """Give `(path, value)` for each `(path, stream)` whose whole content is one JSON value.
 
     `kwargs` go to `json.loads`; `on_error="skip"` leaves out bad texts, up to `max_errors`.
@@ -332,15 +332,5 @@ class JsonParser(IterDataPipe[tuple[str, Any]]):
         max_errors: MaxErrors = BUDGET,
         **kwargs: Any,
     ) -> None:
-        check_policy(on_error, max_errors)
-        self.datapipe = as_pipe(datapipe)
+        super().__init__(datapipe, on_error, max_errors)
         self.kwargs = kwargs
-        self.on_error = on_error
-        self.max_errors = max_errors
-
-    def _places(self) -> tuple[str, ...]:
-        return ()
-
-    def _length(self, shard: Shard) -> int:
-        refuse_length(self)
-        return length_of(self.datapipe, shard)

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipes.context import Context
-from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, no_length, refuse_length
-from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
+from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, no_length
+from pipes.error_policy import BUDGET, MaxErrors, OnError
 from pipes.run import Run
-from pipes.sources.listing import Identity, ListingRun, OpeningRun, RootsRun
+from pipes.sources.listing import Identity, ListingRun, OpenerPipe, RootsRun
 from pipes.sources.local_stream import kind_of, open_local
 from pipes.stages.wrapping import as_pipe
 from pipes.utils import StreamWrapper
@@ -172,7 +172,7 @@ class FileLister(IterDataPipe[str]):
 
 
 @functional_datapipe("open_files")
-class FileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
+class FileOpener(OpenerPipe):
     """Open each file name and give `(name, stream)`; the stream closes when it is dropped.
 
     Args:
@@ -194,9 +194,6 @@ class FileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
     ['hello']
     """
 
-    run_class = OpeningRun
-    _opens = True
-
     def __init__(
         self,
         datapipe: IterDataPipe[str] | Sequence[str],
@@ -207,16 +204,13 @@ class FileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
         on_error: OnError = "raise",
         max_errors: MaxErrors = BUDGET,
     ) -> None:
-        check_policy(on_error, max_errors)
         checked_read_mode(mode)
         if "b" in mode and encoding is not None:
             raise ValueError(f"binary mode {mode!r} takes no encoding, got {encoding!r}")
-        self.datapipe = as_pipe(datapipe)
+        super().__init__(datapipe, on_error, max_errors)
         self.mode = mode
         self.encoding = encoding
         self.length = length
-        self.on_error = on_error
-        self.max_errors = max_errors
 
     def opened(self, name: Any) -> tuple[str, StreamWrapper]:
         """Open one file."""
@@ -224,11 +218,7 @@ class FileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
             raise TypeError(f"a file name must be str, not {type(name).__name__}")
         return name, StreamWrapper(open_local(name, text="b" not in self.mode, encoding=self.encoding), name=name)
 
-    def _places(self) -> tuple[str, ...]:
-        return ()
-
     def _length(self, shard: Shard) -> int:
         if self.length >= 0:
             return self.length
-        refuse_length(self)
-        return length_of(self.datapipe, shard)
+        return super()._length(shard)

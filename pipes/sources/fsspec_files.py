@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pipes.context import Context
-from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, no_length, refuse_length
-from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
+from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, no_length
+from pipes.error_policy import BUDGET, MaxErrors, OnError
 from pipes.errors import ChangedDataError, TruncatedError
 from pipes.run import Run
 from pipes.sources.files import checked_read_mode
-from pipes.sources.listing import Identity, ListingRun, OpeningRun, RootsRun
+from pipes.sources.listing import Identity, ListingRun, OpenerPipe, RootsRun
 from pipes.sources.local_stream import open_local
-from pipes.sources.saving import SavingRun, checked_mode, path_and_data, save_file, write_data
+from pipes.sources.saving import SaverPipe, checked_mode, path_and_data, save_file, write_data
 from pipes.stages.wrapping import as_pipe
 from pipes.utils import StreamWrapper
 
@@ -209,7 +209,7 @@ class _WholeFile(io.RawIOBase):
 
 
 @functional_datapipe("open_files_by_fsspec")
-class FSSpecFileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
+class FSSpecFileOpener(OpenerPipe):
     """Open each name through fsspec and give `(name, stream)`; the stream closes when it is dropped.
 
     Args:
@@ -229,9 +229,6 @@ class FSSpecFileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
     [('memory://open/a.txt', 'hello')]
     """
 
-    run_class = OpeningRun
-    _opens = True
-
     def __init__(
         self,
         datapipe: Any,
@@ -243,13 +240,10 @@ class FSSpecFileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
         **connection: Any,
     ) -> None:
         _need_fsspec()
-        check_policy(on_error, max_errors)
         checked_read_mode(mode)
-        self.datapipe = as_pipe(datapipe)
+        super().__init__(datapipe, on_error, max_errors)
         self.mode = mode
         self.kwargs_for_open = kwargs_for_open
-        self.on_error = on_error
-        self.max_errors = max_errors
         self.connection = connection
 
     def opened(self, url: Any) -> tuple[str, StreamWrapper]:
@@ -272,16 +266,9 @@ class FSSpecFileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
             stream = io.TextIOWrapper(stream, **textual)
         return url, StreamWrapper(stream, name=url)
 
-    def _places(self) -> tuple[str, ...]:
-        return ()
-
-    def _length(self, shard: Shard) -> int:
-        refuse_length(self)
-        return length_of(self.datapipe, shard)
-
 
 @functional_datapipe("save_by_fsspec")
-class FSSpecSaver(IterDataPipe[str]):
+class FSSpecSaver(SaverPipe):
     """Write each `(name, data)` through fsspec and give the name written.
 
     Args:
@@ -305,8 +292,6 @@ class FSSpecSaver(IterDataPipe[str]):
     b'hello'
     """
 
-    run_class = SavingRun
-
     def __init__(
         self,
         datapipe: Any,
@@ -319,14 +304,8 @@ class FSSpecSaver(IterDataPipe[str]):
         **connection: Any,
     ) -> None:
         _need_fsspec()
-        check_policy(on_error, max_errors)
-        checked_mode(mode)
-        self.datapipe = as_pipe(datapipe)
-        self.mode = mode
-        self.filepath_fn = filepath_fn
+        super().__init__(datapipe, mode, filepath_fn, on_error, max_errors)
         self.kwargs_for_open = kwargs_for_open
-        self.on_error = on_error
-        self.max_errors = max_errors
         self.connection = connection
 
     def saved(self, element: Any) -> str:
@@ -344,10 +323,3 @@ class FSSpecSaver(IterDataPipe[str]):
         with system.transaction, system.open(path, "wb", **(self.kwargs_for_open or {})) as file:
             write_data(file, data, text=False)
         return url
-
-    def _places(self) -> tuple[str, ...]:
-        return ()
-
-    def _length(self, shard: Shard) -> int:
-        refuse_length(self)
-        return length_of(self.datapipe, shard)

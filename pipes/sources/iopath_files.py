@@ -13,12 +13,12 @@ from contextlib import suppress
 from typing import Any
 
 from pipes.context import Context
-from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, no_length, refuse_length
-from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
+from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, no_length
+from pipes.error_policy import BUDGET, MaxErrors, OnError
 from pipes.run import Run
 from pipes.sources.files import checked_read_mode
-from pipes.sources.listing import Identity, ListingRun, OpeningRun, RootsRun
-from pipes.sources.saving import SavingRun, checked_mode, path_and_data, save_file, write_data
+from pipes.sources.listing import Identity, ListingRun, OpenerPipe, RootsRun
+from pipes.sources.saving import SaverPipe, checked_mode, path_and_data, save_file, write_data
 from pipes.stages.wrapping import as_pipe
 from pipes.utils import StreamWrapper
 
@@ -96,7 +96,7 @@ class IoPathFileLister(IterDataPipe[str]):
 
 
 @functional_datapipe("open_files_by_iopath")
-class IoPathFileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
+class IoPathFileOpener(OpenerPipe):
     """Open each path by a path manager of iopath and give `(path, stream)`; the stream closes when it is dropped.
 
     Args:
@@ -115,9 +115,6 @@ class IoPathFileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
     ['content of a://b']
     """
 
-    run_class = OpeningRun
-    _opens = True
-
     def __init__(
         self,
         datapipe: Any,
@@ -128,14 +125,11 @@ class IoPathFileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
         on_error: OnError = "raise",
         max_errors: MaxErrors = BUDGET,
     ) -> None:
-        check_policy(on_error, max_errors)
         checked_read_mode(mode)
-        self.datapipe = as_pipe(datapipe)
+        super().__init__(datapipe, on_error, max_errors)
         self.mode = mode
         self.pathmgr = pathmgr
         self.handler = handler
-        self.on_error = on_error
-        self.max_errors = max_errors
         self._paths = _manager(pathmgr, handler)
 
     def opened(self, path: Any) -> tuple[str, StreamWrapper]:
@@ -144,16 +138,9 @@ class IoPathFileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
             raise TypeError(f"a file name must be str, not {type(path).__name__}")
         return path, StreamWrapper(self._paths.open(path, "rb" if "b" in self.mode else "r"), name=path)
 
-    def _places(self) -> tuple[str, ...]:
-        return ()
-
-    def _length(self, shard: Shard) -> int:
-        refuse_length(self)
-        return length_of(self.datapipe, shard)
-
 
 @functional_datapipe("save_by_iopath")
-class IoPathSaver(IterDataPipe[str]):
+class IoPathSaver(SaverPipe):
     """Write each `(name, data)` by a path manager of iopath and give the path written.
 
     Args:
@@ -175,8 +162,6 @@ class IoPathSaver(IterDataPipe[str]):
     'hello'
     """
 
-    run_class = SavingRun
-
     def __init__(
         self,
         datapipe: Any,
@@ -188,15 +173,9 @@ class IoPathSaver(IterDataPipe[str]):
         on_error: OnError = "raise",
         max_errors: MaxErrors = BUDGET,
     ) -> None:
-        check_policy(on_error, max_errors)
-        checked_mode(mode)
-        self.datapipe = as_pipe(datapipe)
-        self.mode = mode
-        self.filepath_fn = filepath_fn
+        super().__init__(datapipe, mode, filepath_fn, on_error, max_errors)
         self.pathmgr = pathmgr
         self.handler = handler
-        self.on_error = on_error
-        self.max_errors = max_errors
         self._paths = _manager(pathmgr, handler)
 
     def saved(self, element: Any) -> str:
@@ -219,10 +198,3 @@ class IoPathSaver(IterDataPipe[str]):
                 self._paths.rm(path)
             raise
         return path
-
-    def _places(self) -> tuple[str, ...]:
-        return ()
-
-    def _length(self, shard: Shard) -> int:
-        refuse_length(self)
-        return length_of(self.datapipe, shard)

@@ -11,10 +11,20 @@ from pipes.changes import refuse_or_warn
 from pipes.errors import ChangedDataError, StateError
 from pipes.run import Node, Run, inputs_of
 from pipes.stages.flattening import ExpandingRun
-from pipes.stages.mapping import AppliedRun
+from pipes.stages.mapping import AppliedPipe, AppliedRun
 from pipes.state import Capture, Cursor, Position, count_from, damaged
+from pipes.utils import StreamWrapper
 
-__all__ = ["Identity", "Listing", "ListingRun", "OpeningRun", "RootsRun", "has_constant_roots", "listing_of"]
+__all__ = [
+    "Identity",
+    "Listing",
+    "ListingRun",
+    "OpenerPipe",
+    "OpeningRun",
+    "RootsRun",
+    "has_constant_roots",
+    "listing_of",
+]
 
 
 # What is known of one name: what it is (name, size, version), and when it was last changed, "" if nobody knows.
@@ -172,3 +182,10 @@ class OpeningRun(AppliedRun):
 
     def function(self) -> Callable[..., Any]:
         return self.pipe.opened  # type: ignore[no-any-return]
+
+
+class OpenerPipe(AppliedPipe[tuple[str, StreamWrapper]]):
+    """Base of openers, which give `opened`: each name comes out as `(name, stream)`."""
+
+    run_class = OpeningRun
+    _opens = True

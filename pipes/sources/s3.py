@@ -9,17 +9,17 @@ from dataclasses import replace
 from typing import Any
 
 from pipes.context import Context
-from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, no_length, refuse_length
-from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
+from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, no_length
+from pipes.error_policy import BUDGET, MaxErrors, OnError
 from pipes.errors import StoreNotFoundError
 from pipes.run import Run
-from pipes.sources.listing import Identity, ListingRun, OpeningRun, RootsRun
+from pipes.sources.listing import Identity, ListingRun, OpenerPipe, OpeningRun, RootsRun
 from pipes.sources.s3_client import S3Store
 from pipes.sources.s3_fetch import LEAST_READ_AHEAD
 from pipes.sources.s3_loading import ReadAheadRun
 from pipes.sources.s3_names import S3Url, split_s3_url
 from pipes.sources.s3_options import S3Options
-from pipes.sources.saving import SavingRun, checked_mode, path_and_data, write_data
+from pipes.sources.saving import SaverPipe, checked_mode, path_and_data, write_data
 from pipes.stages.wrapping import as_pipe
 from pipes.utils import StreamWrapper
 
@@ -128,7 +128,7 @@ class S3FileLister(IterDataPipe[S3Url]):
 
 
 @functional_datapipe("load_files_by_s3")
-class S3FileLoader(IterDataPipe[tuple[str, StreamWrapper]]):
+class S3FileLoader(OpenerPipe):
     """Open each S3 object and give `(name, stream)`: a binary stream that is whole or raises, and closes when dropped.
 
     Args:
@@ -158,8 +158,6 @@ class S3FileLoader(IterDataPipe[tuple[str, StreamWrapper]]):
     1
     """
 
-    _opens = True
-
     def __init__(
         self,
         datapipe: Any,
@@ -175,20 +173,17 @@ class S3FileLoader(IterDataPipe[tuple[str, StreamWrapper]]):
         on_error: OnError = "raise",
         max_errors: MaxErrors = BUDGET,
     ) -> None:
-        check_policy(on_error, max_errors)
         if buffer_size is not None and buffer_size < 0:
             raise ValueError(f"buffer_size={buffer_size}: a number of bytes is needed")
         if concurrency < 1:
             raise ValueError(f"concurrency={concurrency}: at least one request at a time has to be made")
         if read_ahead and read_ahead < LEAST_READ_AHEAD:
             raise ValueError(f"read_ahead={read_ahead}: a number of bytes, 0 or at least {LEAST_READ_AHEAD}")
-        self.datapipe = as_pipe(datapipe)
+        super().__init__(datapipe, on_error, max_errors)
         self.request_timeout_ms = request_timeout_ms
         self.region = region
         self.buffer_size = buffer_size
         self.multi_part_download = multi_part_download
-        self.on_error = on_error
-        self.max_errors = max_errors
         self.endpoint_url = endpoint_url
         self.options = options
         self.concurrency = concurrency
@@ -210,16 +205,9 @@ class S3FileLoader(IterDataPipe[tuple[str, StreamWrapper]]):
         """Open one object."""
         return url, StreamWrapper(self._store.open(url, chunk=self.buffer_size or None), name=url)
 
-    def _places(self) -> tuple[str, ...]:
-        return ()
-
-    def _length(self, shard: Shard) -> int:
-        refuse_length(self)
-        return length_of(self.datapipe, shard)
-
 
 @functional_datapipe("save_to_s3")
-class S3FileSaver(IterDataPipe[str]):
+class S3FileSaver(SaverPipe):
     """Write each `(name, data)` as an S3 object and give the name `s3://bucket/key` written.
 
     Args:
@@ -244,8 +232,6 @@ class S3FileSaver(IterDataPipe[str]):
     1
     """
 
-    run_class = SavingRun
-
     def __init__(
         self,
         datapipe: Any,
@@ -259,17 +245,11 @@ class S3FileSaver(IterDataPipe[str]):
         on_error: OnError = "raise",
         max_errors: MaxErrors = BUDGET,
     ) -> None:
-        check_policy(on_error, max_errors)
-        checked_mode(mode)
-        self.datapipe = as_pipe(datapipe)
-        self.mode = mode
-        self.filepath_fn = filepath_fn
+        super().__init__(datapipe, mode, filepath_fn, on_error, max_errors)
         self.request_timeout_ms = request_timeout_ms
         self.region = region
         self.endpoint_url = endpoint_url
         self.options = options
-        self.on_error = on_error
-        self.max_errors = max_errors
         self._store = _store(options, request_timeout_ms, region, endpoint_url)
 
     def saved(self, element: Any) -> str:
@@ -281,13 +261,6 @@ class S3FileSaver(IterDataPipe[str]):
             data = text.getvalue().encode()
         self._store.put(path, data)
         return str(path)
-
-    def _places(self) -> tuple[str, ...]:
-        return ()
-
-    def _length(self, shard: Shard) -> int:
-        refuse_length(self)
-        return length_of(self.datapipe, shard)
 
 
 def _store(options: S3Options | None, request_timeout_ms: int, region: str, endpoint_url: str | None) -> S3Store:

@@ -15,12 +15,11 @@ from collections.abc import Callable
 from pathlib import PurePath
 from typing import IO, Any
 
-from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, refuse_length
-from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
-from pipes.stages.mapping import AppliedRun
-from pipes.stages.wrapping import as_pipe
+from pipes.datapipe import functional_datapipe
+from pipes.error_policy import BUDGET, MaxErrors, OnError
+from pipes.stages.mapping import AppliedPipe, AppliedRun
 
-__all__ = ["Saver", "SavingRun", "checked_mode", "path_and_data", "save_file", "write_data"]
+__all__ = ["Saver", "SaverPipe", "SavingRun", "checked_mode", "path_and_data", "save_file", "write_data"]
 
 
 def checked_mode(mode: str) -> str:
@@ -115,8 +114,27 @@ class SavingRun(AppliedRun):
         return element[0] if isinstance(element, tuple | list) and element else element
 
 
+class SaverPipe(AppliedPipe[str]):
+    """Base of savers, which give `saved`: each `(name, data)` is written, and the name written comes out."""
+
+    run_class = SavingRun
+
+    def __init__(
+        self,
+        datapipe: Any,
+        mode: str,
+        filepath_fn: Callable[[Any], Any] | None,
+        on_error: OnError,
+        max_errors: MaxErrors,
+    ) -> None:
+        checked_mode(mode)
+        super().__init__(datapipe, on_error, max_errors)
+        self.mode = mode
+        self.filepath_fn = filepath_fn
+
+
 @functional_datapipe("save_to_disk")
-class Saver(IterDataPipe[str]):
+class Saver(SaverPipe):
     """Write each `(name, data)` to a local file and give its path.
 
     Args:
@@ -138,8 +156,6 @@ class Saver(IterDataPipe[str]):
     ['hello']
     """
 
-    run_class = SavingRun
-
     def __init__(
         self,
         datapipe: Any,
@@ -149,23 +165,10 @@ class Saver(IterDataPipe[str]):
         on_error: OnError = "raise",
         max_errors: MaxErrors = BUDGET,
     ) -> None:
-        check_policy(on_error, max_errors)
-        checked_mode(mode)
-        self.datapipe = as_pipe(datapipe)
-        self.mode = mode
-        self.filepath_fn = filepath_fn
-        self.on_error = on_error
-        self.max_errors = max_errors
+        super().__init__(datapipe, mode, filepath_fn, on_error, max_errors)
 
     def saved(self, element: Any) -> str:
         """Write one element."""
         path, data = path_and_data(element, self.filepath_fn)
         save_file(path, data, checked_mode(self.mode))
         return path
-
-    def _places(self) -> tuple[str, ...]:
-        return ()
-
-    def _length(self, shard: Shard) -> int:
-        refuse_length(self)
-        return length_of(self.datapipe, shard)

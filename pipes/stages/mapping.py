@@ -14,7 +14,7 @@ from pipes.stages.wrapping import as_pipe
 from pipes.state import Capture, Position
 from pipes.tallies import Tally
 
-__all__ = ["AppliedRun", "Mapper", "MapperRun"]
+__all__ = ["AppliedPipe", "AppliedRun", "Mapper", "MapperRun"]
 
 R = TypeVar("R")
 
@@ -76,6 +76,25 @@ class MapperRun(AppliedRun):
     """Of all stages the one that is named by its function."""
 
 
+class AppliedPipe(IterDataPipe[R]):
+    """Base of stages that make one output of each input of `datapipe`, or none where `on_error` leaves it out."""
+
+    run_class = AppliedRun
+
+    def __init__(self, datapipe: Any, on_error: OnError, max_errors: MaxErrors) -> None:
+        check_policy(on_error, max_errors)
+        self.datapipe = as_pipe(datapipe)
+        self.on_error = on_error
+        self.max_errors = max_errors
+
+    def _places(self) -> tuple[str, ...]:
+        return ()
+
+    def _length(self, shard: Shard) -> int:
+        refuse_length(self)
+        return length_of(self.datapipe, shard)
+
+
 class _KeyedMapperRun(MapperRun):
     """As MapperRun, with a generator keyed by the element's number; its position is that number."""
 
@@ -130,7 +149,7 @@ class _KeyedMapperRun(MapperRun):
 
 
 @functional_datapipe("map")
-class Mapper(IterDataPipe[R]):
+class Mapper(AppliedPipe[R]):
     """Give `fn(x)` for each element x, or `fn` of some columns of x, put where `output_col` says.
 
     With `rng=True`, `fn` gets a `numpy.random.Generator` as the keyword `rng`, keyed by (seed, epoch, stage,
@@ -171,14 +190,11 @@ class Mapper(IterDataPipe[R]):
         max_errors: MaxErrors = BUDGET,
     ) -> None:
         check_columns(fn, input_col, output_col, rng=rng)
-        check_policy(on_error, max_errors)
-        self.datapipe = as_pipe(datapipe)
+        super().__init__(datapipe, on_error, max_errors)
         self.fn = fn
         self.input_col = input_col
         self.output_col = output_col
         self.rng = rng
-        self.on_error = on_error
-        self.max_errors = max_errors
 
     def function(self) -> Callable[..., Any]:
         """Return the function of one whole element that this stage applies."""
@@ -187,10 +203,3 @@ class Mapper(IterDataPipe[R]):
     def _make_run(self, context: Any, stage: str) -> Run:
         own = self._run_class()
         return _KeyedMapperRun(self, context, stage) if self.rng and own is MapperRun else own(self, context, stage)
-
-    def _places(self) -> tuple[str, ...]:
-        return ()
-
-    def _length(self, shard: Shard) -> int:
-        refuse_length(self)
-        return length_of(self.datapipe, shard)
