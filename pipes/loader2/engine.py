@@ -213,7 +213,8 @@ class Engine:
     def _look_for(self, awaited: Sequence[Slot]) -> Slot | None:
         """Take in what has arrived of the workers `awaited`; return one that gave something."""
         for worker in awaited:
-            self._take_in(worker)
+            if worker.has_news:
+                self._take_in(worker)
         return _first_with_something(awaited)
 
     def _wait_for(self, awaited: Sequence[Slot]) -> Slot:
@@ -248,6 +249,7 @@ class Engine:
         ended = False
         try:
             for message in worker.channel.feed():
+                worker.taken_in += 1
                 try:
                     self._handle(worker, message)
                 except Exception as error:

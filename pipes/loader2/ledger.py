@@ -2,7 +2,8 @@
 
 Contract
 - Main writes (`add`, `announce`), the worker reads (`granted`, `own`, `announced`, `take_loans`): no system call on
-  either side. Numbers only grow, and each is written by one side.
+  either side. The worker counts its messages too (`count_sending`, `sent`), so that main need not look in vain. Numbers
+  only grow, and each is written by one side.
 - A worker with nothing to do says so, looks once more, and only then waits on its channel (`falling_asleep`). Main
   looks whether it has said so after everything it wrote, and wakes it with a message. A fence stands between the write
   and the look on either side, so that at least one of them sees what the other wrote: no wake-up is lost.
@@ -23,7 +24,7 @@ LEDGER_BYTES = 2048
 
 # Words of 8 bytes, those of main and those of the worker on cache lines of their own; the ring takes the rest.
 _GRANTED, _OWN, _ANNOUNCED, _RETURNED = range(4)
-_ASLEEP, _TAKEN = 8, 9
+_ASLEEP, _TAKEN, _SENT = 8, 9, 10
 _RING = 16
 _ROOM = LEDGER_BYTES // 8 - _RING
 
@@ -34,6 +35,9 @@ class Ledger:
     >>> memory = memoryview(bytearray(LEDGER_BYTES))
     >>> main, worker = Ledger(memory), Ledger(memory)
     >>> main.add(batches=2, own=1, loans=[7, 8])
+    >>> worker.count_sending()
+    >>> main.sent
+    1
     >>> worker.granted, worker.own, list(worker.take_loans()), list(worker.take_loans())
     (2, 1, [7, 8], [])
     >>> with worker.falling_asleep():
@@ -65,13 +69,22 @@ class Ledger:
         return self._words[_ANNOUNCED]
 
     @property
+    def sent(self) -> int:
+        """Messages that the worker has sent, or is about to send, since it began to serve."""
+        return self._words[_SENT]
+
+    @property
     def asleep(self) -> bool:
         """Whether the worker waits for a message, or is about to."""
         return self._words[_ASLEEP] != 0
 
     def announce(self) -> None:
-        """Count a message, before it is sent."""
+        """Count a message of main's, before it is sent."""
         self._words[_ANNOUNCED] += 1
+
+    def count_sending(self) -> None:
+        """Count a message of the worker's, before it is sent: one that is larger than the socket needs main to read."""
+        self._words[_SENT] += 1
 
     def add(self, batches: int, own: int, loans: list[int]) -> None:
         """Allow so many further batches, count so many as given, and give back loans; then look at `asleep`."""

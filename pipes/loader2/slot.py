@@ -57,6 +57,8 @@ class Slot:
         self.receiver: Receiver
         # (kind, stream, generation, parcel or error, snapshot) in the order of arrival
         self.inbox: deque[tuple[Kind, int, int, Any, bytes]] = deque()
+        # Messages that were taken in of this process.
+        self.taken_in = 0
         self.fatal: BaseException | None = None
         # Main waited in vain for it: the next epoch has another process here.
         self.stuck = False
@@ -68,6 +70,11 @@ class Slot:
     def runs(self) -> bool:
         """Whether a process was started here and not given up."""
         return hasattr(self, "channel") and not self.channel.closed
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something may have come, without a system call; a death is seen only by who waits."""
+        return not self.runs or self.page.ledger.sent != self.taken_in
 
     @property
     def _copied(self) -> int:
@@ -89,6 +96,7 @@ class Slot:
     def start(self, settings: Settings, shared: Sharing, max_bytes: int) -> None:
         """Start a process here that runs the graph of `shared`."""
         self.generation += 1
+        self.taken_in = 0
         self.fatal = None
         self.stuck = False
         job = Job(

@@ -338,6 +338,7 @@ class _Worker:
         if fds:
             fault_points.reach("before the descriptors are sent")
         with self._sending:
+            self._page.ledger.count_sending()
             self._channel.send(kind, parts, fds or ())
         if fds:
             fault_points.reach("after the descriptors are sent")
@@ -353,6 +354,7 @@ class _Worker:
         while self._notes and self._sending.acquire(blocking=False):
             try:
                 kind, payload = self._notes.popleft()
+                self._page.ledger.count_sending()
                 self._channel.send(kind, [payload])
             except IndexError:
                 return

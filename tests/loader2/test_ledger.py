@@ -10,7 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipes.iter import IterableWrapper
+from pipes.loader2 import DataLoader2, MultiProcessingReadingService
 from pipes.loader2.channel import Channel
+from pipes.loader2.guard import sleep_until
+from pipes.loader2.iterator import NOTHING
 from pipes.loader2.ledger import LEDGER_BYTES, Ledger
 from pipes.loader2.whereabouts import Page, Phase
 
@@ -119,3 +123,32 @@ def test_no_wake_up_is_lost_between_processes() -> None:
     assert ended == (pid, 0)
     # Both ways were taken: with a message, and without.
     assert 0 < woken < count
+
+
+def big_after_the_first(number: int) -> list[int]:
+    # Inline, and more than a socket holds: sent to its end only while main reads.
+    time.sleep(0.5 if number == 1 else 0)
+    return [1 << 40] * (number * 200_000)
+
+
+@pytest.mark.usefixtures("no_residue")
+def test_main_reads_when_something_was_sent_and_not_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+    feed = Channel.feed
+    monkeypatch.setattr(Channel, "feed", lambda channel: reads.append(1) or feed(channel))
+    pipe = IterableWrapper(range(3)).sharding_filter().map(big_after_the_first)
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(1)) as loader:
+        assert next(iter(loader)) == []
+        runner = loader._runner
+        assert runner is not None
+        reads.clear()
+        assert [runner.next_ready() for _ in range(100)] == [NOTHING] * 100
+        assert not reads
+        seen = [NOTHING]
+
+        def arrived() -> bool:
+            seen[0] = runner.next_ready()
+            return seen[0] is not NOTHING
+
+        assert sleep_until(arrived, PATIENCE)
+        assert seen[0] == big_after_the_first(1)
