@@ -144,14 +144,16 @@ class _Writer:
 
     @staticmethod
     def _main_input(pipe: Node, takes: tuple[Parameter, ...], sources: list[Node]) -> Node | None:
-        if not takes or not sources:
+        if not takes:
             return None
         kept = vars(pipe).get(takes[0].name)
+        if isinstance(kept, Node):
+            return kept  # also one that is data to the stage, as to IterableWrapper
         if takes[0].kind is Kind.VAR_POSITIONAL and kept:
             return kept[0] if isinstance(kept[0], Node) else None
         if kept is None and takes[0].name not in vars(pipe) and len(sources) == 1:
             return sources[0]
-        return kept if isinstance(kept, Node) else None
+        return None
 
     def _item(self, pipe: Node, takes: tuple[Parameter, ...], main: Node | None) -> Any:
         name = _name_of(pipe)

@@ -62,6 +62,7 @@ def test_graphs_are_written_and_read_back() -> None:
         IterableWrapper([1, 2]).shuffle(3, unbatch_level=1),
         even.zip(odd, IterableWrapper(["a", "b"]).mux(IterableWrapper([1]))),
         a.concat(b).then(Mapper, str),
+        IterableWrapper(IterableWrapper([1]).map(double)).batch(2),
     ]
     for pipe in graphs:
         text = dump_graph(pipe, functions=FUNCTIONS)
