@@ -40,7 +40,7 @@ from pipes.loader2.forwarding import replay_log, replay_warning
 from pipes.loader2.interrupts import held
 from pipes.loader2.iterator import MOST_AHEAD, NOTHING
 from pipes.loader2.messages import BATCH_HEAD, EVENT_HEAD, FATAL, Kind
-from pipes.loader2.progress import Progress, Reached
+from pipes.loader2.progress import Progress
 from pipes.loader2.recovery import Death, give_up_on
 from pipes.loader2.remote_error import unpack_error
 from pipes.loader2.settings import Settings
@@ -71,7 +71,7 @@ class Engine:
         self._deal_errors: dict[int, Exception] = {}
         self._told_of_copies = False
         # What was known of their streams before the newest outputs: `states` can leave these out.
-        self._newest: deque[tuple[int, Reached | None]] = deque(maxlen=MOST_AHEAD)
+        self._newest: deque[tuple[int, bytes]] = deque(maxlen=MOST_AHEAD)
         self._closed = False
         # The thread that is inside `next`.
         self._reader: int | None = None
@@ -205,7 +205,7 @@ class Engine:
         self._newest.append((progress.stream, progress.given_snapshot))
         progress.given += 1
         if snapshot:
-            progress.given_snapshot = pickle.loads(snapshot)
+            progress.given_snapshot = snapshot
         self._delivery.advance(progress.stream)
         worker.credit(1, own=1 if generation == worker.generation else 0)
         return output
@@ -280,7 +280,7 @@ class Engine:
             progress = self._streams[stream]
             progress.arrived = given
             if snapshot:
-                progress.arrived_snapshot = pickle.loads(snapshot)
+                progress.arrived_snapshot = snapshot
                 self._release_dealt(progress)
             worker.inbox.append((kind, stream, worker.generation, parcel, snapshot))
         elif kind == Kind.LOG:
@@ -357,9 +357,9 @@ class Engine:
     def states(self, without: int = 0) -> dict[int, StreamState]:
         """Return where each stream stands, by its number, or stood before the newest `without` outputs."""
         assert self._plan is not None
-        earlier: dict[int, tuple[int, Reached | None]] = {}
+        earlier: dict[int, tuple[int, bytes]] = {}
         for stream, snapshot in [*self._newest][len(self._newest) - without :][::-1]:
-            earlier[stream] = (earlier.get(stream, (0, None))[0] + 1, snapshot)
+            earlier[stream] = (earlier.get(stream, (0, b""))[0] + 1, snapshot)
         return {
             stream: progress.state(self._graph, self._plan, before=earlier.get(stream))
             for stream, progress in self._streams.items()

@@ -28,6 +28,11 @@ _TORCH_DTYPES = {name: value for name, value in vars(torch).items() if isinstanc
 # The formats that `memoryview.cast` takes.
 _CASTS = frozenset("bBhHiIlLqQnNfdc?P")
 _DTYPE_NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
+# Those that numpy has too: a tensor of an array is one operation of torch's, one of a buffer two, which costs thrice.
+_NUMPY_DTYPES = {
+    name: np.dtype(name)
+    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+}
 
 
 class Leaf(NamedTuple):
@@ -254,6 +259,8 @@ class _TensorBuilder:
             # `torch.empty` warns about complex32.
             return torch.empty(0, dtype=torch.uint8).view(dtype).view(shape)
         buffer, offset, strides = self._locate(index)
+        if name in _NUMPY_DTYPES:
+            return torch.from_numpy(np.ndarray(shape, _NUMPY_DTYPES[name], buffer, offset, strides))
         if strides is None:
             return torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset).view(shape)
         steps = [stride // dtype.itemsize for stride in strides]

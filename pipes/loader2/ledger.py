@@ -7,6 +7,8 @@ Contract
 - A worker with nothing to do says so, looks once more, and only then waits on its channel (`falling_asleep`). Main
   looks whether it has said so after everything it wrote, and wakes it with a message. A fence stands between the write
   and the look on either side, so that at least one of them sees what the other wrote: no wake-up is lost.
+- To be woken costs both sides more than a small batch does. So a worker says how many of its batches the user should
+  have been given by then: half of those that wait. When none waits any more, that many were given.
 - Loans that find no room in the ring wait in main for the next `add`.
 - A process that ends at any moment leaves the other side nothing to wait for: the next process has another page.
 """
@@ -24,7 +26,7 @@ LEDGER_BYTES = 2048
 
 # Words of 8 bytes, those of main and those of the worker on cache lines of their own; the ring takes the rest.
 _GRANTED, _OWN, _ANNOUNCED, _RETURNED = range(4)
-_ASLEEP, _TAKEN, _SENT = 8, 9, 10
+_WAKE_AT, _TAKEN, _SENT = 8, 9, 10
 _RING = 16
 _ROOM = LEDGER_BYTES // 8 - _RING
 
@@ -40,10 +42,12 @@ class Ledger:
     1
     >>> worker.granted, worker.own, list(worker.take_loans()), list(worker.take_loans())
     (2, 1, [7, 8], [])
-    >>> with worker.falling_asleep():
-    ...     main.asleep
-    True
-    >>> main.asleep
+    >>> with worker.falling_asleep(wake_at=2):
+    ...     before = main.to_wake
+    ...     main.add(batches=1, own=1, loans=[])
+    ...     before, main.to_wake
+    (False, True)
+    >>> main.to_wake
     False
     """
 
@@ -74,9 +78,10 @@ class Ledger:
         return self._words[_SENT]
 
     @property
-    def asleep(self) -> bool:
-        """Whether the worker waits for a message, or is about to."""
-        return self._words[_ASLEEP] != 0
+    def to_wake(self) -> bool:
+        """Whether the worker waits for a message, or is about to, and as many batches were given as it asked for."""
+        wake_at = self._words[_WAKE_AT]
+        return wake_at != 0 and self._words[_OWN] >= wake_at - 1
 
     def announce(self) -> None:
         """Count a message of main's, before it is sent."""
@@ -87,7 +92,7 @@ class Ledger:
         self._words[_SENT] += 1
 
     def add(self, batches: int, own: int, loans: list[int]) -> None:
-        """Allow so many further batches, count so many as given, and give back loans; then look at `asleep`."""
+        """Allow so many further batches, count so many as given, and give back loans; then look at `to_wake`."""
         words = self._words
         if loans or self._late:
             self._late.extend(loans)
@@ -114,14 +119,14 @@ class Ledger:
         words[_TAKEN] = end
 
     @contextmanager
-    def falling_asleep(self) -> Iterator[None]:
-        """Say inside the `with` block that the worker needs a message to go on; look again there before it waits."""
-        self._words[_ASLEEP] = 1
+    def falling_asleep(self, wake_at: int) -> Iterator[None]:
+        """Say inside the `with` block that the worker needs a message once `own` is `wake_at`; look again there."""
+        self._words[_WAKE_AT] = wake_at + 1
         try:
             self._fence()
             yield
         finally:
-            self._words[_ASLEEP] = 0
+            self._words[_WAKE_AT] = 0
 
     def _fence(self) -> None:
         """Let the other side see what was written before this call before it sees what is written or read after it.

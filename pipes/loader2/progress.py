@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -36,8 +37,8 @@ class Progress:
     def __init__(self, stream: int, worker: int, base: StreamState) -> None:
         self.stream, self.worker, self.base = stream, worker, base
         self.given = self.arrived = base.given
-        self.given_snapshot: Reached | None = None
-        self.arrived_snapshot: Reached | None = None
+        # Each a pickled `Reached`, or nothing: most are never looked at.
+        self.given_snapshot = self.arrived_snapshot = b""
         self.ended = self.all_arrived = base.ended
         # What its stages have skipped up to the last output given, or a little beyond.
         self.counts = base.counts
@@ -54,7 +55,7 @@ class Progress:
         plan: Plan,
         *,
         arrived: bool = False,
-        before: tuple[int, Reached | None] | None = None,
+        before: tuple[int, bytes] | None = None,
     ) -> StreamState:
         """Return where the stream stands for the user, or for a new worker that goes on after what has arrived.
 
@@ -67,8 +68,9 @@ class Progress:
             given, snapshot, ended = given - before[0], before[1], False
         if ended or (arrived and self.all_arrived):
             return StreamState(given=given, ended=True, counts=self.counts)
-        if snapshot is None:
+        if not snapshot:
             return replace(self.base.after(given), counts=self.counts)
-        at, reached = snapshot
+        reached: Captures | Table
+        at, reached = pickle.loads(snapshot)
         table = reached if isinstance(reached, dict) else describe(graph, plan, self.stream, reached)
         return StreamState(table, at, given, counts=self.counts)

@@ -132,7 +132,7 @@ class Slot:
         """Let the worker make so many further batches, of which this process had sent `own`; give its slabs back."""
         ledger = self.page.ledger
         ledger.add(batches, own, self.receiver.returned())
-        if ledger.asleep:
+        if ledger.to_wake:
             self.post(Kind.CREDIT)
 
     def discard(self) -> None:

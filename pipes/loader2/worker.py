@@ -148,7 +148,7 @@ class _Worker:
     def _sleep(self) -> None:
         """Wait for a message, unless something came since the last look."""
         self._page.move(Phase.WAITING)
-        with self._page.ledger.falling_asleep():
+        with self._page.ledger.falling_asleep(self._own + (len(self._sizes) + 1) // 2):
             self._take_in()
             if not self._stopped and not self._may_produce():
                 self._handle(self._channel.recv())

@@ -63,17 +63,22 @@ class TestBytesInFlight:
     @pytest.mark.parametrize("floats", [1_000, 250_000], ids=["inline", "in slabs"])
     def test_the_peak_is_the_budget(self, floats: int, outputs: float, workers: int, tmp_path: Path) -> None:
         call = logged_calls(tmp_path)
+        (tmp_path / "calls").touch()
         pipe = numbers(300).map(lambda x: torch.zeros(floats) + call(x))
         budget = max(1, int(outputs * floats * 4)) * workers
         with loader_of(pipe, workers, prefetch=50, max_bytes_in_flight=budget) as loader:
             iterator = iter(loader)
-            for given in (1, 7):
-                batch = take(iterator, given)[-1]
-                del batch
             # The last one of a worker is begun while the others do not fill its part of the budget.
             each = max(1, math.ceil(outputs))
-            made = settle(lambda: (tmp_path / "calls").stat().st_size, 8 + workers * each)
-            assert made == 8 + workers * each
+            given = 0
+            for _ in range(3):
+                made = settle(lambda: (tmp_path / "calls").stat().st_size, given + workers * each)
+                assert made == given + workers * each
+                # It sleeps until half of what waits was given.
+                half = workers * ((each + 1) // 2)
+                batch = take(iterator, half)[-1]
+                del batch
+                given += half
 
     @pytest.mark.parametrize("workers", [1, 2, 3])
     def test_no_budget_stops_the_merge(self, workers: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,8 @@ from pipes.loader2.channel import Channel
 from pipes.loader2.guard import sleep_until
 from pipes.loader2.iterator import NOTHING
 from pipes.loader2.ledger import LEDGER_BYTES, Ledger
+from pipes.loader2.messages import Kind
+from pipes.loader2.slot import Slot
 from pipes.loader2.whereabouts import Page, Phase
 
 PATIENCE = 20.0
@@ -50,7 +53,7 @@ def test_what_is_written_of_a_page_is_not_read_as_the_other_half() -> None:
     worker = Page(descriptor)
     worker.move(Phase.OUTPUT, 1 << 60, 1 << 60)
     worker.note("s" * 5000, "e" * 5000)
-    assert (page.ledger.granted, page.ledger.own, page.ledger.announced, page.ledger.asleep) == (0, 0, 0, False)
+    assert (page.ledger.granted, page.ledger.own, page.ledger.announced, page.ledger.to_wake) == (0, 0, 0, False)
     before = str(page.read())
     page.ledger.add(2**40, 2**40, list(range(2**40, 2**40 + 1000)))
     page.ledger.announce()
@@ -62,13 +65,13 @@ def test_a_worker_that_stops_waiting_is_awake() -> None:
     main, worker = sides()
 
     def wait() -> None:
-        with worker.falling_asleep():
-            assert main.asleep
+        with worker.falling_asleep(0):
+            assert main.to_wake
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         wait()
-    assert not main.asleep
+    assert not main.to_wake
 
 
 def answer(channel: Channel, ledger: Ledger, count: int) -> None:
@@ -77,7 +80,7 @@ def answer(channel: Channel, ledger: Ledger, count: int) -> None:
     pause = random.Random(1)
     while answered < count:
         if ledger.granted == answered:
-            with ledger.falling_asleep():
+            with ledger.falling_asleep(ledger.own):
                 if ledger.granted == answered:
                     channel.recv(timeout=PATIENCE)
             continue
@@ -111,7 +114,7 @@ def test_no_wake_up_is_lost_between_processes() -> None:
             for _ in range(pause.randrange(300)):
                 pass
             page.ledger.add(1, 0, [])
-            if page.ledger.asleep:
+            if page.ledger.to_wake:
                 woken += 1
                 channel.post(1)
             assert channel.recv(timeout=PATIENCE).kind == 2
@@ -152,3 +155,21 @@ def test_main_reads_when_something_was_sent_and_not_in_vain(monkeypatch: pytest.
 
         assert sleep_until(arrived, PATIENCE)
         assert seen[0] == big_after_the_first(1)
+
+
+@pytest.mark.usefixtures("no_residue")
+def test_a_worker_that_is_ahead_is_woken_for_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    posted: list[Kind] = []
+    post = Slot.post
+
+    def counting(slot: Slot, kind: Kind, *rest: Any) -> None:
+        posted.append(kind)
+        post(slot, kind, *rest)
+
+    monkeypatch.setattr(Slot, "post", counting)
+    pipe = IterableWrapper(range(80)).sharding_filter().map(str)
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(1, prefetch=8)) as loader:
+        for _ in loader:
+            # Time for the worker to fill up and fall asleep.
+            time.sleep(0.005)
+    assert 5 <= posted.count(Kind.CREDIT) <= 80 // 4 + 2

@@ -63,7 +63,7 @@ class Main:
 
     def credit(self, batches: int, own: int = 0) -> None:
         self.ledger.add(batches, own, self.receiver.returned())
-        if self.ledger.asleep:
+        if self.ledger.to_wake:
             self.send(Kind.CREDIT)
 
     def send(self, kind: Kind, parts: list[bytes] | None = None) -> None:
@@ -121,8 +121,7 @@ def test_it_sends_in_turn_as_credits_allow(mains: Any) -> None:
     main = mains(numbers(5))
     main.begin(FRESH, credits=2)
     assert [main.batch()[::3], main.batch()[::3]] == [(0, 0), (1, 1)]
-    assert main.is_silent()
-    main.credit(9)
+    main.credit(9, own=1)
     assert [main.batch()[::3] for _ in range(3)] == [(0, 2), (1, 3), (0, 4)]
     ends = [main.next() for _ in range(2)]
     assert [(end.kind, EVENT_HEAD.unpack(end.body)) for end in ends] == [(Kind.END, (1, 1, 2)), (Kind.END, (1, 0, 3))]
@@ -154,7 +153,8 @@ def test_bytes_on_the_way_hold_it_back_but_for_one(mains: Any) -> None:
     for _ in range(3):
         main.batch()
     assert main.is_silent()
-    main.credit(0, own=1)
+    main.credit(0, own=2)
+    main.batch()
     main.batch()
     assert main.is_silent()
 
