@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import importlib.util
 import io
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -47,6 +48,22 @@ def _is_local(system: Any) -> bool:
     from fsspec.implementations.local import LocalFileSystem
 
     return isinstance(system, LocalFileSystem)
+
+
+def _followed(system: Any, info: dict[str, Any]) -> dict[str, Any]:
+    """What a link of the local file system leads to; a listing does not follow it."""
+    if info["type"] != "other" or not info.get("islink"):
+        return info
+    try:
+        return dict(system.info(info["name"]))
+    except OSError:
+        return {**info, "type": "file"}  # It leads nowhere: opening it tells what is wrong.
+
+
+def _is_file(info: dict[str, Any]) -> bool:
+    if info["type"] == "other":
+        warnings.warn(f"{info['name']!r} is left out: it is neither a file nor a folder", stacklevel=2)
+    return info["type"] not in ("directory", "other")
 
 
 def _spelled(name: str, root: str) -> str:
@@ -101,10 +118,10 @@ class FSSpecFileLister(IterDataPipe[FSSpecUrl]):
         strict: raise FileNotFoundError for a root under which nothing is found, instead of giving nothing.
         connection: what the file system takes (fsspec's storage options), plain data.
 
-    Folders are not given. The names carry `size` and `tag` as listed. A resume lists again and is refused, with
-    ChangedDataError, when names, sizes, tags or times of change differ.
-    Raises ModuleNotFoundError without fsspec; while iterating, what the file system raises, FileNotFoundError for a
-    folder that is not there.
+    Folders are not given, nor links to folders; FIFOs and devices are left out, with a warning. The names carry `size`
+    and `tag` as listed. A resume lists again and is refused, with ChangedDataError, when names, sizes, tags or times of
+    change differ. Raises ModuleNotFoundError without fsspec; while iterating, what the file system raises,
+    FileNotFoundError for a folder that is not there.
 
     >>> import fsspec
     >>> fsspec.filesystem("memory").pipe({"/doc/b.txt": b"b", "/doc/a.txt": b"a"})
@@ -143,7 +160,7 @@ class FSSpecFileLister(IterDataPipe[FSSpecUrl]):
             found = [FSSpecUrl.of(root, system.info(path))]
         else:
             infos = system.find(path, detail=True).values() if self.recursive else system.ls(path, detail=True)
-            files = [info for info in infos if info["type"] not in ("directory", "other")]
+            files = [info for info in (_followed(system, info) for info in infos) if _is_file(info)]
             files.sort(key=lambda info: str(info["name"]))
             found = [FSSpecUrl.of(_spelled(info["name"], root), info) for info in files]
         masks = [self.masks] if isinstance(self.masks, str) else list(self.masks)

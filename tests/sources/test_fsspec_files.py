@@ -40,7 +40,6 @@ def test_names_are_sorted_files_with_their_protocol(memory: Any, tmp_path: Path)
     assert list(FSSpecFileLister("memory://in/a.txt")) == ["memory://in/a.txt"]
     (tmp_path / "x").write_text("x")
     (tmp_path / "folder").mkdir()
-    os.mkfifo(tmp_path / "pipe")
     path = str(tmp_path / "x")
     assert list(FSSpecFileLister([f"file://{tmp_path}", str(tmp_path), "memory://in/z"])) == [
         f"file://{path}", path, "memory:///in/z/c.txt"
@@ -48,6 +47,38 @@ def test_names_are_sorted_files_with_their_protocol(memory: Any, tmp_path: Path)
     assert list(IterableWrapper([f"file://{tmp_path}", "memory://in/z"]).list_files_by_fsspec()) == [
         f"file://{path}", "memory:///in/z/c.txt"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("recursive", [False, True])
+def test_links_of_local_folders_are_listed_as_what_they_lead_to(tmp_path: Path, recursive: bool) -> None:
+    store = tmp_path / "blobs"
+    (store / "folder").mkdir(parents=True)
+    (store / "b1").write_text("hello")
+    os.mkfifo(store / "pipe")
+    folder = tmp_path / "snapshot"
+    folder.mkdir()
+    (folder / "a.txt").symlink_to(store / "b1")
+    (folder / "folder").symlink_to(store / "folder")
+    (folder / "loop").symlink_to(folder)
+    (folder / "lost.txt").symlink_to("nowhere")
+    (folder / "self.txt").symlink_to("self.txt")
+    (folder / "pipe").symlink_to(store / "pipe")
+    with pytest.warns(UserWarning, match="pipe' is left out"):
+        names = list(FSSpecFileLister(str(folder), recursive=recursive))
+    assert names == [str(folder / name) for name in ("a.txt", "lost.txt", "self.txt")]
+    assert names[0].size == 5
+    assert [text for _, text in FSSpecFileOpener(names[:1]).map(read)] == ["hello"]
+    for name in names[1:]:
+        with pytest.raises(OSError, match=os.path.basename(name)):
+            list(FSSpecFileOpener([name]))
+    listed = FSSpecFileLister(str(folder), "*.txt")
+    run = start(listed)
+    with pytest.warns(UserWarning, match="left out"):
+        next(iter(run))
+    state = saved(run)
+    os.utime(store / "b1", (1, 1))
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(ChangedDataError, match="at other times"):
+        list(start(listed, state))
 
 
 def test_chained_names_open(tmp_path: Path) -> None:
