@@ -71,7 +71,7 @@ class Engine:
         self._deal_errors: dict[int, Exception] = {}
         self._told_of_copies = False
         # What was known of their streams before the newest outputs: `states` can leave these out.
-        self._newest: deque[tuple[int, bytes]] = deque(maxlen=MOST_AHEAD)
+        self._newest: deque[tuple[int, int, bytes]] = deque(maxlen=MOST_AHEAD)
         self._closed = False
         # The thread that is inside `next`.
         self._reader: int | None = None
@@ -201,8 +201,9 @@ class Engine:
                 "else: drop batches that are done with, or raise max_held=",
                 self._settings.max_held,
             )
+        self._newest.append((progress.stream, progress.given, progress.given_snapshot))
+        # Ctrl-C comes before both or behind both, as there is no call in between.
         worker.batches += 1
-        self._newest.append((progress.stream, progress.given_snapshot))
         progress.given += 1
         if snapshot:
             progress.given_snapshot = snapshot
@@ -358,7 +359,8 @@ class Engine:
         """Return where each stream stands, by its number, or stood before the newest `without` outputs."""
         assert self._plan is not None
         earlier: dict[int, tuple[int, bytes]] = {}
-        for stream, snapshot in [*self._newest][len(self._newest) - without :][::-1]:
+        counted = [newest for newest in self._newest if newest[1] < self._streams[newest[0]].given]
+        for stream, _, snapshot in counted[len(counted) - without :][::-1]:
             earlier[stream] = (earlier.get(stream, (0, b""))[0] + 1, snapshot)
         return {
             stream: progress.state(self._graph, self._plan, before=earlier.get(stream))

@@ -4,7 +4,8 @@ Contract
 - Success. `next()` gives the same outputs in the same order as the runner below, their tensors on the device, safe to
   use in the user's current stream at once. Outputs that the workers have ready are copied ahead, `prefetch` of them at
   most, so that the next is there when it is wanted; without workers nothing is made ahead.
-- State. `states()` is that after the last output given to the user: what was copied ahead counts as not given.
+- State. `states()` is that after the last output given to the user: what was copied ahead counts as not given, and so
+  does what Ctrl-C tore from the hands of `next()`.
 - Host memory of an output is kept until its copies are done, then its slab goes back. More than `prefetch + 1` outputs
   whose copies are under way make `next()` wait for the oldest: only a bus slower than the user is waited for.
 - Failure. What the runner raises, and a batch that cannot be moved, is raised in its place in the order. An output for
@@ -41,7 +42,6 @@ __all__ = ["Feeder", "Feeding", "take_off"]
 class _Ahead:
     """An output taken from the runner, waiting or sent, or the error that came in its place."""
 
-    taken: bool
     host: Any = None
     sent: Sent | None = None
     error: Exception | None = None
@@ -96,6 +96,8 @@ class Feeder:
         # What stays on the host has nothing to be ahead with.
         self._prefetch = 0 if feeding.device.name == "host" else feeding.prefetch
         self._ahead: deque[_Ahead] = deque()
+        # Of what the runner gave: outputs given to the user, and those that earlier epochs dropped.
+        self._given = self._dropped = 0
 
     @property
     def drew_above(self) -> str | None:
@@ -110,7 +112,7 @@ class Feeder:
     @property
     def batches(self) -> int:
         """The outputs given to the user."""
-        return self._runner.batches - self._not_given
+        return self._given
 
     @property
     def counts(self) -> list[Counts]:
@@ -119,18 +121,20 @@ class Feeder:
 
     @property
     def _not_given(self) -> int:
-        return sum(each.taken for each in self._ahead)
+        # Not by what lies ahead: an output may have been on its way there when Ctrl-C came.
+        return self._runner.batches - self._given - self._dropped
 
     def begin(self, plan: Plan, states: dict[int, StreamState], dealer: Dealer | None) -> None:
         """Begin an epoch; drops what was sent ahead."""
         self._ahead.clear()
+        self._dropped += self._not_given
         self._runner.begin(plan, states, dealer)
 
     def next(self) -> Any:
         """Return the next output, on the device; raises StopIteration at the end, and what the runner raises."""
         self._sender.let_go(self._prefetch + 1)
         if not self._ahead:
-            self._ahead.append(_Ahead(True, self._runner.next()))
+            self._ahead.append(_Ahead(self._runner.next()))
         first = self._ahead[0]
         if first.error is not None:
             raise first.error
@@ -141,6 +145,7 @@ class Feeder:
         output = self._sender.hand_over(first.sent)
         self._look_ahead()
         self._ahead.popleft()
+        self._given += 1
         return output
 
     def _look_ahead(self) -> None:
@@ -151,11 +156,11 @@ class Feeder:
             except StopIteration:
                 return
             except Exception as error:
-                self._ahead.append(_Ahead(False, error=error))
+                self._ahead.append(_Ahead(error=error))
                 return
             if host is NOTHING:
                 return
-            ahead = _Ahead(True, host)
+            ahead = _Ahead(host)
             self._ahead.append(ahead)
             try:
                 ahead.sent = self._sender.send(host)

@@ -36,11 +36,13 @@ class InProcessEngine:
         self._initial = graph if init_fn is None else init_fn(graph, self._info)
         self._reset_fn = reset_fn
         self._streams: dict[int, Stream] = {}
+        self._states: dict[int, StreamState] = {}
         self._turns = RoundRobin({})
         self._dealer: Dealer | None = None
         self.drew_above: str | None = None
-        self.batches = 0
-        # The stream that gave the newest output.
+        # Outputs of earlier epochs.
+        self._earlier = 0
+        # The stream that was asked for the newest output.
         self._newest = -1
         self.counts: list[Counts] = []
         self._counted: dict[int, Mapping[str, StageCounts]] = {}
@@ -49,6 +51,12 @@ class InProcessEngine:
     def inner(self) -> IterDataPipe[Any]:
         """What the loader's iterator forwards unknown attributes to."""
         return self._initial
+
+    @property
+    def batches(self) -> int:
+        """The outputs given since the engine was made."""
+        begun = self._states
+        return self._earlier + sum(stream.given - begun[number].given for number, stream in [*self._streams.items()])
 
     def begin(self, plan: Plan, states: dict[int, StreamState], dealer: Dealer | None) -> None:
         """Begin an epoch: run the streams `states`, by number, each from its state; drops the epoch before."""
@@ -75,6 +83,7 @@ class InProcessEngine:
             saved = GlobalGenerators.set_aside() if self._seeded else None
             try:
                 stream = self._open(number)
+                self._newest = number
                 output = stream.next()
             except StopIteration:
                 turns.end()
@@ -96,9 +105,7 @@ class InProcessEngine:
                 stream.fail()
                 raise
             turns.advance()
-            self._newest = number
             self.drew_above = self.drew_above or stream.drew_above
-            self.batches += 1
             return output
         check_budget(self.stage_counts(), ended=True)
         raise StopIteration
@@ -161,7 +168,7 @@ class InProcessEngine:
         self._turns = RoundRobin({})
         for stream in self._streams.values():
             stream.close()
-        self._streams.clear()
+        self._earlier, self._streams = self.batches, {}
         if self._dealer is not None:
             self._dealer.close()
             self._dealer = None
@@ -179,13 +186,18 @@ class ServiceEngine:
         self.inner = self._initial = service.initialize(graph)
         self._engine: InProcessEngine | None = None
         self._open = self._closed = False
-        self.batches = 0
+        self._earlier = 0
         self.counts: list[Counts] = []
 
     @property
     def drew_above(self) -> str | None:
         """The stage above which users' draws from the global generators were seen."""
         return None if self._engine is None else self._engine.drew_above
+
+    @property
+    def batches(self) -> int:
+        """The outputs given since the service was made."""
+        return self._earlier + (0 if self._engine is None else self._engine.batches)
 
     def stage_counts(self) -> dict[str, StageCounts]:
         """Return what the stages have skipped in this epoch."""
@@ -209,7 +221,6 @@ class ServiceEngine:
         except BaseException:
             self._finalize_iteration()
             raise
-        self.batches += 1
         return output
 
     def next_ready(self) -> Any:
@@ -237,7 +248,7 @@ class ServiceEngine:
         self._finalize_iteration()
         if self._engine is not None:
             self._engine.close()
-            self._engine = None
+            self._earlier, self._engine = self._earlier + self._engine.batches, None
 
     def close(self) -> None:
         """End the epoch and the service, once."""

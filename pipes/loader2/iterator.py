@@ -57,6 +57,8 @@ class DataLoader2Iterator(Iterator[T], Generic[T]):
         # None after an error: the traceback, which notebooks keep, must not keep the loader and its workers.
         self._loader: DataLoader2[T] | None = loader
         self._runner = runner
+        # What the runner has given when this iterator has given what it has.
+        self._given = runner.batches
         self.ended = self._paused = False
         self._limit: int | None = None
         self._left: int | None = None
@@ -84,6 +86,8 @@ class DataLoader2Iterator(Iterator[T], Generic[T]):
             self._loader._epoch_ended()
             raise
         except BaseException as error:
+            # Ctrl-C comes at any moment, also between the runner's count and this one.
+            self._loader._not_given = self._runner.batches - self._given
             self._loader = None
             failed = RuntimeError(
                 f"this iterator failed with {type(error).__name__} and gives no more; iter(loader) begins the next "
@@ -92,6 +96,7 @@ class DataLoader2Iterator(Iterator[T], Generic[T]):
             failed.__cause__ = error
             self._over = failed
             raise
+        self._given += 1
         return output
 
     @property

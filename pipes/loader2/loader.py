@@ -116,6 +116,8 @@ class DataLoader2(Generic[T]):
         self._iterator: weakref.ref[DataLoader2Iterator[T]] | None = None
         self._fresh = True
         self._advanced = False
+        # Outputs of the runner that Ctrl-C kept from the user.
+        self._not_given = 0
         self._runner: Runner | None = None
         self._closed = False
         if hasattr(self.reading_service, "prepare"):
@@ -150,6 +152,7 @@ class DataLoader2(Generic[T]):
         iterator = DataLoader2Iterator(self, runner)
         self._iterator, self._begun, self._loaded = weakref.ref(iterator), states, None
         self._fresh = self._advanced = False
+        self._not_given = 0
         return iterator
 
     def _start(self) -> Runner:
@@ -199,7 +202,7 @@ class DataLoader2(Generic[T]):
         if self._loaded is not None:
             return self._loaded.to_json(self._graph)
         running = None if self._fresh else self._runner
-        streams = self._states_to_run() if running is None else running.states()
+        streams = self._states_to_run() if running is None else running.states(self._not_given)
         if running is not None:
             self._warn_of_draws(running)
         checkpoint = Checkpoint(plan.seed, plan.epoch, plan.streams, plan.world, plan.replicate, streams)
