@@ -10,6 +10,7 @@ MODULES = (
     "local_stream",
     "s3",
     "s3_boto",
+    "s3_buffers",
     "s3_checksum",
     "s3_client",
     "s3_fetch",

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from html import unescape
+from http.client import HTTPException
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
+from pipes.sources.s3_buffers import Buffers
 from pipes.sources.s3_checksum import Checksum, checksum_of_headers
 from pipes.sources.s3_names import S3Object
 from pipes.sources.s3_options import S3Options
@@ -48,8 +50,8 @@ class S3Body(Protocol):
     checksum: Checksum | None
     """Of the whole object, where it was asked for and told."""
 
-    def read(self, limit: int) -> bytes:
-        """The next bytes, about `limit` of them and at least one; empty at the end. Raises S3Failure."""
+    def read(self, limit: int, buffers: Buffers | None = None) -> bytes | memoryview:
+        """The next bytes, about `limit` and at least one, perhaps in `buffers`; empty at the end. Raises S3Failure."""
 
     def close(self) -> None: ...
 
@@ -245,13 +247,14 @@ class _BotoBody:
         if not self.size:
             self.read(1)  # gives the connection back
 
-    def read(self, limit: int) -> bytes:
+    def read(self, limit: int, buffers: Buffers | None = None) -> bytes | memoryview:
         from botocore.exceptions import BotoCoreError
         from urllib3.exceptions import HTTPError
 
         try:
-            return self._body.read(limit)  # type: ignore[no-any-return]
-        except (BotoCoreError, HTTPError, OSError) as error:
+            received = None if buffers is None or limit < buffers.size else buffers.receive(self._body)
+            return self._body.read(limit) if received is None else received
+        except (BotoCoreError, HTTPError, HTTPException, OSError) as error:
             raise failure_of_boto(error) from error
 
     def close(self) -> None:
@@ -276,7 +279,7 @@ def failure_of_boto(error: Exception) -> S3Failure:
         if failure.code == "RequestTimeTooSkewed":
             failure.what += _skew(headers.get("date"))
         return failure
-    if isinstance(error, (boto.ReadTimeoutError, boto.ConnectTimeoutError)):
+    if isinstance(error, (boto.ReadTimeoutError, boto.ConnectTimeoutError, TimeoutError)):
         return S3Failure("timeout", "the store did not answer in time")
     if isinstance(error, boto.SSLError):
         advice = "verify= or AWS_CA_BUNDLE takes the path of a CA bundle"

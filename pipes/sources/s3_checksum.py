@@ -27,7 +27,7 @@ _SLICE = 1 << 20
 
 
 class _Sum(Protocol):
-    def update(self, data: bytes, /) -> None: ...
+    def update(self, data: bytes | memoryview, /) -> None: ...
 
     def digest(self) -> bytes: ...
 
@@ -53,7 +53,7 @@ class Checksum:
         """Of the bytes so far, in base64 as the store writes it."""
         return b64encode(self._sum.digest()).decode()
 
-    def update(self, data: bytes) -> None:
+    def update(self, data: bytes | memoryview) -> None:
         """Take the next bytes."""
         self._sum.update(data)
 
@@ -92,10 +92,10 @@ def _begin(name: str) -> _Sum:
 
 
 class _Crc:
-    def __init__(self, function: Callable[[bytes, int], int], size: int, value: int = 0) -> None:
+    def __init__(self, function: Callable[[bytes | memoryview, int], int], size: int, value: int = 0) -> None:
         self._function, self._size, self._value = function, size, value
 
-    def update(self, data: bytes, /) -> None:
+    def update(self, data: bytes | memoryview, /) -> None:
         self._value = self._function(data, self._value)
 
     def digest(self) -> bytes:
@@ -105,7 +105,7 @@ class _Crc:
         return _Crc(self._function, self._size, self._value)
 
 
-def crc_reflected(data: bytes, value: int, polynomial: int, width: int) -> int:
+def crc_reflected(data: bytes | memoryview, value: int, polynomial: int, width: int) -> int:
     """Continue a CRC with reflected input and output, and all bits turned before and after.
 
     >>> hex(crc_reflected(b"6789", crc_reflected(b"12345", 0, *_CRC64NVME), *_CRC64NVME))
@@ -124,7 +124,7 @@ def crc_reflected(data: bytes, value: int, polynomial: int, width: int) -> int:
     return register ^ ones
 
 
-def _side_by_side(data: bytes, register: int, polynomial: int) -> int:
+def _side_by_side(data: bytes | memoryview, register: int, polynomial: int) -> int:
     """The register after whole lanes, which run at once: what they leave is linear, so it is put together after."""
     words = np.ascontiguousarray(np.frombuffer(data, "<u2").reshape(-1, _LANE // 2).T)
     registers = np.zeros(words.shape[1], np.uint64)

@@ -30,6 +30,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipes.errors import ChangedDataError, StoreNotFoundError
+from pipes.sources.s3_buffers import Buffers
 from pipes.sources.s3_parts import Fetch, Part
 from pipes.sources.s3_stream import S3Stream
 
@@ -59,6 +60,7 @@ class ReadAhead:
         self._concurrency, self._room = concurrency, read_ahead
         self._part = min(read_ahead // 4, _LARGEST_PART)
         self._chunk = min(chunk or _CHUNK, self._part)
+        self._buffers = Buffers(self._chunk, read_ahead // self._chunk)
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._work, self._news = threading.Condition(self._lock), threading.Condition(self._lock)
@@ -103,7 +105,7 @@ class ReadAhead:
                 self._wait(fetch)
         return True
 
-    def receive(self, fetch: Fetch) -> tuple[int, bytes] | None:
+    def receive(self, fetch: Fetch) -> tuple[int, bytes | memoryview] | None:
         """The next bytes with their offset, empty at the object's end; None: the reader has to receive by itself."""
         with self._lock:
             self._take_back(fetch)
@@ -187,17 +189,18 @@ class ReadAhead:
         finally:
             fetch.waited = False
 
-    def _lend(self, fetch: Fetch, part: Part) -> tuple[int, bytes]:
+    def _lend(self, fetch: Fetch, part: Part) -> tuple[int, bytes | memoryview]:
         data, offset = part.chunks.popleft(), part.given
         part.given += len(data)
         part.reserved -= len(data)
-        fetch.lent = len(data)
+        fetch.lent = data
         return offset, data
 
     def _take_back(self, fetch: Fetch) -> None:
-        lent, fetch.lent = fetch.lent, 0
-        self.used -= lent
+        lent, fetch.lent = fetch.lent, b""
+        self.used -= len(lent)
         if lent:
+            self._buffers.give(lent)
             self._wake()
 
     def _fail(self, fetch: Fetch, part: Part) -> None:
@@ -317,7 +320,9 @@ class ReadAhead:
         version, span = fetch.version, {"offset": part.start, "stop": part.asked}
         known: Any = {"etag": fetch.etag, "size": fetch.size, "version": version, **span}
         try:
-            return S3Stream(self._store, fetch.bucket, fetch.key, chunk=self._chunk, wait=pause, **known)
+            return S3Stream(
+                self._store, fetch.bucket, fetch.key, chunk=self._chunk, buffers=self._buffers, wait=pause, **known
+            )
         except (ChangedDataError, StoreNotFoundError):
             if fetch.version == version:
                 raise
@@ -337,7 +342,7 @@ class ReadAhead:
                 self.used += more
             stream.stop = stop
 
-    def _put(self, fetch: Fetch, part: Part, stream: S3Stream, data: bytes) -> bool:
+    def _put(self, fetch: Fetch, part: Part, stream: S3Stream, data: bytes | memoryview) -> bool:
         """Take in what arrived; whether more is wanted."""
         with self._lock:
             if not fetch.answered and fetch.parts and fetch.parts[0] is part:

@@ -53,7 +53,7 @@ class FetchedStream(S3Stream):
             raise self._store.changed(self._bucket, self._key, f"ETag {self.etag}", f"ETag {found}")
         self.etag = self.etag or found
 
-    def _bring(self, limit: int) -> bytes:
+    def _bring(self, limit: int) -> bytes | memoryview:
         while (fetch := self._fetch) is not None:
             if not self._ahead.here():
                 self._fetch, self.version = None, self.version or fetch.version

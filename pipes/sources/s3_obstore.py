@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from pipes.sources.s3_boto import S3Body, failure_of_boto
+from pipes.sources.s3_buffers import Buffers
 from pipes.sources.s3_checksum import Checksum
 from pipes.sources.s3_options import S3Options
 from pipes.sources.s3_retry import S3Failure, failure_of_answer
@@ -162,7 +163,7 @@ class _ObstoreBody:
         self._answer: Any = answer
         self._chunks: Iterator[bytes] | None = None
 
-    def read(self, limit: int) -> bytes:
+    def read(self, limit: int, buffers: Buffers | None = None) -> bytes:
         from obstore.exceptions import BaseError
 
         try:

@@ -19,7 +19,7 @@ class Part:
         self.start, self.stop, self.asked = start, stop, asked
         self.reserved = 0
         self.given = start
-        self.chunks: deque[bytes] = deque()
+        self.chunks: deque[bytes | memoryview] = deque()
         self.active, self.done, self.dropped = True, False, False
         self.error: BaseException | None = None
 
@@ -44,7 +44,8 @@ class Fetch:
         self.checksum: Checksum | None = None
         self.parts: deque[Part] = deque()
         self.next = 0
-        self.lent = 0
+        #: What its reader was handed last.
+        self.lent: bytes | memoryview = b""
 
     def ended(self) -> bool:
         """Whether nothing is left to ask for."""

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipes.errors import ChangedDataError, add_note
 from pipes.sources.s3_boto import S3Body
+from pipes.sources.s3_buffers import Buffers
 from pipes.sources.s3_checksum import Checksum
 from pipes.sources.s3_retry import Attempts, S3Failure
 
@@ -35,6 +36,7 @@ __all__ = ["S3Stream"]
 
 _CHUNK = 1 << 20
 _SKIP_BY_READING = 256 << 10
+_NOTHING = memoryview(b"")
 _inherited: list[Any] = []
 
 
@@ -60,6 +62,7 @@ class S3Stream(io.BufferedIOBase):
         stop: int | None = None,
         wait: Callable[[float], None] = time.sleep,
         at_once: bool = True,
+        buffers: Buffers | None = None,
     ) -> None:
         if offset < 0:
             raise ValueError(f"offset={offset}: an object begins at byte 0")
@@ -67,8 +70,9 @@ class S3Stream(io.BufferedIOBase):
         self._attempts = Attempts(store.options, bucket, key, wait)
         self._body: S3Body | None = None
         self._pid = os.getpid()
-        self._chunk = memoryview(b"")
+        self._chunk = _NOTHING
         self._receive_size = chunk or _CHUNK
+        self._buffers = buffers
         self._arrived = offset
         self.etag, self._size, self.version = etag, size, version
         self._replaced = False
@@ -117,7 +121,7 @@ class S3Stream(io.BufferedIOBase):
         wanted = left if size is None or size < 0 else min(size, left)
         if wanted <= len(self._chunk):
             return self._take(wanted)
-        parts = [self._take(len(self._chunk))] if self._chunk else []
+        parts: list[bytes | memoryview] = [self._take(len(self._chunk))] if self._chunk else []
         wanted -= len(parts[0]) if parts else 0
         while wanted:
             data = self._receive(max(wanted, self._receive_size))
@@ -126,7 +130,7 @@ class S3Stream(io.BufferedIOBase):
                 data = self._take(wanted)
             parts.append(data)
             wanted -= len(data)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
     def read1(self, size: int = -1, /) -> bytes:
         """Up to `size` bytes with at most one receive."""
@@ -144,7 +148,7 @@ class S3Stream(io.BufferedIOBase):
             self._chunk = memoryview(self._receive(self._receive_size))
         return bytes(self._chunk[: size or 8192])
 
-    def receive(self) -> bytes:
+    def receive(self) -> bytes | memoryview:
         """The next bytes as they arrive, not copied once more; empty at the end."""
         self._check_open()
         return self._take(len(self._chunk)) if self._chunk else self._receive(self._receive_size)
@@ -161,7 +165,7 @@ class S3Stream(io.BufferedIOBase):
         elif ahead <= _SKIP_BY_READING:
             self.read(count)
         else:
-            self._chunk = memoryview(b"")
+            self._chunk = _NOTHING
             self._go_to(self._arrived + ahead)
         return count
 
@@ -175,7 +179,7 @@ class S3Stream(io.BufferedIOBase):
     def close(self) -> None:
         if not self.closed:
             self._drop_body()
-            self._chunk = memoryview(b"")
+            self._chunk = _NOTHING
         super().close()
 
     def __repr__(self) -> str:
@@ -185,8 +189,9 @@ class S3Stream(io.BufferedIOBase):
         raise TypeError(f"{self!r} cannot be pickled: send its name and open it where it is read")
 
     def _take(self, count: int) -> bytes:
-        data, self._chunk = bytes(self._chunk[:count]), self._chunk[count:]
-        return data
+        chunk = self._chunk
+        self._chunk = chunk[count:] if count < len(chunk) else _NOTHING  # an empty view would keep its memory
+        return bytes(chunk[:count])
 
     def _check_open(self) -> None:
         if self.closed:
@@ -201,7 +206,7 @@ class S3Stream(io.BufferedIOBase):
         """The offset at which this stream ends."""
         return self.size if self.stop is None else min(self.stop, self.size)
 
-    def _receive(self, limit: int) -> bytes:
+    def _receive(self, limit: int) -> bytes | memoryview:
         """The next bytes of the stream, at least one before its end, empty at it."""
         if not self._verify:
             return self._bring(limit)
@@ -233,7 +238,7 @@ class S3Stream(io.BufferedIOBase):
         """The bytes after the first `given`, which have the checksum `found`, from a second reading of the object."""
         assert self._sum is not None
         wrong = self._wrong(self._sum)
-        self._sum, parts = self._sum.begun_again(), list[bytes]()
+        self._sum, parts = self._sum.begun_again(), list[bytes | memoryview]()
         self._drop_body()
         self._arrived = 0
         try:
@@ -257,7 +262,7 @@ class S3Stream(io.BufferedIOBase):
         what = f"its {checksum.name} is {checksum.expected} in the store, and {checksum.found} in the bytes received"
         return S3Failure("corrupt", what)
 
-    def _bring(self, limit: int) -> bytes:
+    def _bring(self, limit: int) -> bytes | memoryview:
         """The next bytes from the store, at least one before the end of the stream, empty at it."""
         if self._pid != os.getpid():
             _inherited.append(self._body)
@@ -268,7 +273,7 @@ class S3Stream(io.BufferedIOBase):
             assert self._body is not None
             began = time.monotonic()
             try:
-                data = self._body.read(min(limit, left))
+                data = self._body.read(min(limit, left), self._buffers)
                 if not data:
                     raise S3Failure("cut", "the connection was closed")
                 if len(data) > left:

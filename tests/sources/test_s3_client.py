@@ -180,7 +180,7 @@ def test_an_interrupt_in_a_read_loses_no_byte(pattern_server: FaultServer, monke
     body = stream._body
     assert body is not None
 
-    def interrupted(limit: int) -> bytes:
+    def interrupted(limit: int, buffers: None) -> bytes:
         type(body).read(body, limit)
         raise KeyboardInterrupt
 
