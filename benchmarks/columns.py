@@ -15,6 +15,7 @@ import argparse
 import math
 import tempfile
 import time
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -214,6 +215,8 @@ def drain(work: Work) -> None:
 def main() -> None:
     options = arguments(__doc__ or "", rounds=5, extend=add_options)
     torch.set_num_threads(1)
+    # Arrays of pandas are read-only; nobody writes to them here, and a copy would slow the peer.
+    warnings.filterwarnings("ignore", "The given NumPy array is not writable")
     rows, notes = [], []
     with tempfile.TemporaryDirectory() as folder:
         paths = write_sales(Path(folder), options.rows)

@@ -14,13 +14,14 @@ import pytest
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
-def run(name: str, *options: str) -> list[dict[str, Any]]:
+def run(name: str, *options: str, warn: str = "ignore") -> list[dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(BENCHMARKS / name), "--json", *options],
+        [sys.executable, "-W", warn, str(BENCHMARKS / name), "--json", *options],
         capture_output=True, text=True, env=environment, timeout=110,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "Warning" not in done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -37,7 +38,7 @@ def test_the_device_benchmark_runs(options: list[str]) -> None:
 
 def test_columns_pandas_and_rows_give_the_same_tensors() -> None:
     pytest.importorskip("pandas")
-    lines = run("columns.py", "--rows", "8000", "--batch-size", "300", "--rounds", "1")
+    lines = run("columns.py", "--rows", "8000", "--batch-size", "300", "--rounds", "1", warn="default")
     assert [(line["case"], line["peer"]) for line in lines] == [
         (case, peer)
         for case in ("Parquet to tensors", "steps alone")
