@@ -40,6 +40,15 @@ def _check_version(path: str, known: Any, found: str) -> None:
         )
 
 
+def _check_unchanged(path: str, before: str, now: str) -> None:
+    # A reader need not come to the file's end, where a local stream looks by itself. A closed stream tells nothing.
+    if now and now != before:
+        raise ChangedDataError(
+            f"{path} changed while it was read ({before}; now {now}): what was read may be of both versions. Write to "
+            "another name and rename it when it is complete, then read again"
+        )
+
+
 def is_text(stream: Any) -> bool:
     """Whether the stream, under its wrappers, gives str."""
     while isinstance(stream, StreamWrapper):
@@ -122,6 +131,7 @@ class RecordsRun(ExpandingRun):
             if self.tolerant is not None and self.counts_records:
                 records = map(_first, zip(records, self.tolerant.ticks, strict=False))
             yield from records
+            _check_unchanged(path, found, identity(stream))
             return
         except GeneratorExit:
             raise

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import os
 import subprocess
 import sys
 import warnings
+import zipfile
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from stage_contract import saved, start
+from tars import make_tar
 
 from pipes.config import dump_graph, load_graph
-from pipes.errors import ChangedDataError
+from pipes.errors import ChangedDataError, DataError
 from pipes.iter import FileLister, FileOpener, IterableWrapper
 
 
@@ -194,3 +201,46 @@ def test_streams_in_cycles_close_without_a_warning(tmp_path: Path, mode: str) ->
         gc.collect()
     assert [str(each.message) for each in told] == []
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def _write_formats(folder: Path) -> None:
+    numbers = np.random.default_rng(0).random(100_000)
+    (folder / "a.tar").write_bytes(make_tar([(f"{n}.bin", numbers[n : n + 100].tobytes()) for n in range(1000)]))
+    with zipfile.ZipFile(folder / "a.zip", "w") as archive:
+        for n in range(1000):
+            archive.writestr(f"{n}.bin", numbers[n : n + 100].tobytes())
+    (folder / "a.csv").write_text("".join(f"{n},{number}\n" for n, number in enumerate(numbers)))
+    (folder / "a.jsonl").write_text("".join(f'{{"{n}": {number}}}\n' for n, number in enumerate(numbers)))
+    (folder / "a.txt.gz").write_bytes(gzip.compress(numbers.tobytes()))
+    np.save(folder / "a.npy", numbers)
+    pq.write_table(pa.table({"a": numbers}), folder / "a.parquet", row_group_size=10_000)
+
+
+READERS: dict[str, Callable[[str], Any]] = {
+    "a.tar": lambda name: FileOpener([name], "rb").load_from_tar(),
+    "a.zip": lambda name: FileOpener([name], "rb").load_from_zip(),
+    "a.csv": lambda name: FileOpener([name], "rb").parse_csv(),
+    "a.jsonl": lambda name: FileOpener([name], "rb").parse_jsonl(),
+    "a.txt.gz": lambda name: FileOpener([name], "rb").decompress().read_from_stream(1000),
+    "a.npy": lambda name: FileOpener([name], "rb").load_npy(rows=True),
+    "a.parquet": lambda name: IterableWrapper([name]).load_parquet("batches"),
+}
+
+
+def test_no_format_ends_well_over_a_file_that_changes(tmp_path: Path) -> None:
+    _write_formats(tmp_path)
+    for name, reader in READERS.items():
+        path = tmp_path / name
+        whole = path.read_bytes()
+        for change in ("cut", "continued", "zeros"):
+            path.write_bytes(whole)
+            os.utime(path, (1, 1))
+            records = iter(reader(str(path)))
+            next(records)
+            if change == "cut":
+                os.truncate(path, len(whole) // 2)
+            else:
+                with path.open("ab" if change == "continued" else "r+b") as file:
+                    file.write(bytes(1) if change == "continued" else whole[: len(whole) // 2] + bytes(len(whole) // 2))
+            with pytest.raises(DataError, match=name):
+                deque(records, maxlen=0)
