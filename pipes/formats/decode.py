@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipes.errors import DataError
@@ -37,8 +38,9 @@ class Decoder:
     By the last extension ("seg.png" is a PNG): images become `images`: "numpy" (uint8, height x width x channels),
     "torch" (uint8, channels x height x width) or "pil", converted to `mode` ("RGB"; "L" has no channel axis in numpy;
     None keeps the file's own), turned upright as its EXIF data says if `upright`, and refused before its pixels are
-    unpacked if it has more than `max_pixels`, which stands beside Pillow's own `Image.MAX_IMAGE_PIXELS`; `json`;
-    `txt` and `text` as str; `cls`, `cls2`, `index`, `id` as int; `npy` as an array.
+    unpacked if it has more than `max_pixels`, which stands beside Pillow's own `Image.MAX_IMAGE_PIXELS`; where `images`
+    is a function, what that makes of the file's bytes, without Pillow; `json`; `txt` and `text` as str; `cls`, `cls2`,
+    `index`, `id` as int; `npy` as an array.
     `pkl`, `pickle`, `pt` and `pth` files, and `npy` arrays of Python objects, can run code when they are read, so they
     stay bytes unless `unsafe=True`. All else stays bytes. 16-bit images need `mode=None`, "I" or "F".
     Streams are read and closed. The sample itself is not changed; a new one of its own type comes back.
@@ -46,20 +48,20 @@ class Decoder:
     Raises:
         DataError: a field does not decode; names the sample's key and the field.
         ImportError: an image, and Pillow is not installed.
-        ValueError: `images` is none of the three, or `max_pixels` is less than 1.
+        ValueError: `images` is none of the three and no function, or `max_pixels` is less than 1.
     """
 
     def __init__(
         self,
-        images: Literal["numpy", "pil", "torch"] = "numpy",
+        images: Literal["numpy", "pil", "torch"] | Callable[[bytes], Any] = "numpy",
         *,
         mode: str | None = "RGB",
         unsafe: bool = False,
         upright: bool = False,
         max_pixels: int = 89_478_485,  # 256 MiB of RGB, where Pillow starts to warn
     ) -> None:
-        if images not in ("numpy", "pil", "torch"):
-            raise ValueError(f"images={images!r} is not one of 'numpy', 'pil', 'torch'")
+        if not callable(images) and images not in ("numpy", "pil", "torch"):
+            raise ValueError(f"images={images!r} is not one of 'numpy', 'pil', 'torch', and no function")
         if max_pixels < 1:
             raise ValueError(f"max_pixels={max_pixels} is less than 1")
         self.images = images
@@ -96,7 +98,7 @@ class Decoder:
         """One field's bytes as a value; bytes again when the extension is not known."""
         extension = field.rpartition(".")[2].lower()
         if extension in _IMAGES:
-            return self._image(data)
+            return self.images(data) if callable(self.images) else self._image(data)
         if extension == "json":
             return json.loads(data)
         if extension in TEXTS:

@@ -193,6 +193,13 @@ def test_16_bits_a_pixel_are_kept_or_refused() -> None:
             Decoder(mode=mode)(data)
 
 
+def test_a_decoder_of_ones_own() -> None:
+    sample = {"__key__": "a", "seg.PNG": b"1", "cls": b"3"}
+    assert Decoder(len)(sample) == {"__key__": "a", "seg.PNG": 1, "cls": 3}
+    with pytest.raises(DataError, match=r"sample 'a': field 'seg\.PNG' does not decode: ValueError"):
+        Decoder(images=float)({"__key__": "a", "seg.PNG": b"x"})
+
+
 def test_settings() -> None:
     decoder = pickle.loads(pickle.dumps(Decoder("torch", mode="L", unsafe=True)))
     assert repr(decoder) == "Decoder(images='torch', mode='L', unsafe=True, upright=False, max_pixels=89478485)"

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import zstandard
+from fault_server import FaultServer
 from one_way import OneWay
 from stage_contract import saved, start
 from tars import make_tar
@@ -23,6 +24,7 @@ from tars import make_tar
 from pipes.errors import ChangedDataError, DataError, ErrorBudgetExceeded, TruncatedError
 from pipes.formats.decompressing import ArchiveFile
 from pipes.iter import Decompressor, Extractor, FileOpener, IterableWrapper
+from pipes.sources.s3_options import S3Options
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
@@ -94,6 +96,23 @@ def test_zip_archives_come_opened_and_as_streams(path: str, make: Callable[[byte
     assert [(name, archive.read(name)) for name in archive.namelist()] == MEMBERS
     loaded = IterableWrapper([(path, make(zipped()))], deepcopy=False).decompress().load_from_zip()
     assert [(name, stream.read()) for name, stream in loaded] == [(f"{path}/{name}", data) for name, data in MEMBERS]
+
+
+@pytest.mark.parametrize("client", ["boto3", "obstore"])
+def test_objects_of_a_store(client: str) -> None:
+    objects = {"a.gz": gzip.compress(TEXT), "b": bz2.compress(TEXT), "t": make_tar(MEMBERS), "z": zipped()}
+    with FaultServer(objects) as server:
+        options = S3Options(endpoint_url=server.url, unsigned=True, client=client)
+
+        def load(*keys: str) -> Any:
+            return IterableWrapper([f"s3://bkt/{key}" for key in keys]).load_files_by_s3(options=options).decompress()
+
+        assert [stream.read() == TEXT for _, stream in load("a.gz", "b")] == [True, True]
+        assert [stream.read() for _, stream in load("t").load_from_tar()] == [data for _, data in MEMBERS]
+        assert [stream.read() for _, stream in load("z").load_from_zip()] == [data for _, data in MEMBERS]
+        opened = only(load("z"))[1]
+        assert opened.namelist() == [name for name, _ in MEMBERS]
+        opened.close()
 
 
 def test_a_tar_without_an_extension_is_known_by_its_bytes() -> None:
