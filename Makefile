@@ -86,6 +86,7 @@ bench: $(VENV)/.bench $(OLD)/.done
 	$(PY) benchmarks/columns.py $(ARGS)
 	$(PY) benchmarks/s3.py $(ARGS)
 	$(PY) benchmarks/transport.py --torchdata-09 $(OLD)/bin/python $(ARGS)
+	$(PY) benchmarks/device.py --fake $(ARGS)
 	$(PY) benchmarks/resume.py $(ARGS)
 	$(PY) benchmarks/startup.py $(ARGS)
 

@@ -104,8 +104,8 @@ class MultiProcessingReadingService:
     """Run the graph in `num_workers` worker processes; 0 runs it in the calling process.
 
     Arguments beyond torchdata's:
-    - `prefetch`: outputs that each worker works ahead (default 4). torchdata's `worker_prefetch_cnt` and
-      `main_prefetch_cnt` set it, when given, to their larger one.
+    - `prefetch`: outputs that each worker works ahead (default 4); one that has made them all goes on when half of them
+      were given. torchdata's `worker_prefetch_cnt` and `main_prefetch_cnt` set it, when given, to their larger one.
     - `in_order`: False gives whatever a worker has ready, so that a slow element holds up its own worker alone. Each
       output still comes once, also across deaths and resumes; their order is not promised. As torch's DataLoader. Not
       for sources that can be read only once.
