@@ -220,6 +220,49 @@ def test_no_room_on_the_device_for_what_is_ahead_is_no_error_until_its_turn() ->
         assert [int(batch["name"]) for batch in other] == expected[12:]
 
 
+class Failing(FakeDevice):
+    """Each question about its copies raises once it is broken, as CUDA's do after an illegal access."""
+
+    broken = False
+
+    def run_due(self) -> None:
+        self.run_until(0)
+        super().run_due()
+
+    def run_until(self, number: int) -> None:
+        if self.broken:
+            raise RuntimeError("the device fell off the bus")
+        super().run_until(number)
+
+
+def test_a_device_that_fails_is_an_error_in_the_users_call_and_the_loader_can_be_closed() -> None:
+    expected = order_of()
+    device = Failing(latency=0.001)
+    with loader_to(device) as loader:
+        given: list[int] = []
+
+        def break_at_the_fifth(batch: Any) -> None:
+            device.broken = len(given) >= 5
+
+        with pytest.raises(RuntimeError, match="fell off the bus"):
+            note_all(loader, given, break_at_the_fifth)
+        state = loader.state_dict()
+    assert given == expected[: len(given)]
+    assert 5 <= len(given) < COUNT
+    with loader_to(None, 0) as other:
+        other.load_state_dict(state)
+        assert [int(batch["name"]) for batch in other] == expected[len(given) :]
+
+
+def test_the_kind_of_memory_is_told_before_the_first_batch() -> None:
+    with loader_to("cpu", 0) as loader:
+        assert (loader.stats()["device"], loader.stats()["memory"]) == ("cpu", "pageable")
+        assert "device=cpu, memory=pageable" in repr(loader)
+    with loader_to(FakeDevice(), 0) as loader:
+        assert (loader.stats()["device"], loader.stats()["memory"]) == ("fake", "pinned")
+        assert "device=fake, memory=pinned" in repr(loader)
+
+
 def test_where_memory_cannot_be_page_locked_batches_pass_through_the_calling_process() -> None:
     # Also slower than a worker of a busy machine.
     device = FakeDevice(bandwidth=SIZE * 8 / 0.03, lockable=0)
