@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 
 from pipes import cuda_memory
 from pipes.device_choice import resolve_device
@@ -171,6 +172,8 @@ class TakesNot:
 def test_objects_that_can_are_moved_without_the_process_waiting() -> None:
     device = AcceleratorDevice(torch.device("meta"), "pinned")
     assert device.move(Takes()) is True
+    packed = device.move(pack_sequence([torch.ones(3), torch.ones(2)]))
+    assert (packed.data.device.type, packed.batch_sizes.device.type) == ("meta", "cpu")
     assert device.move(TakesNot()) is False
     assert BlockingDevice(torch.device("meta"), "unified").move(Takes()) is False
 
