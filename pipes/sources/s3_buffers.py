@@ -32,6 +32,11 @@ class Buffers:
     def __init__(self, size: int, most: int) -> None:
         self.size = size
         self._free: deque[bytearray] = deque(maxlen=most)
+        self._owed = 0
+
+    def __len__(self) -> int:
+        """How many are free."""
+        return len(self._free)
 
     def take(self) -> memoryview:
         """A view of a buffer that nobody else looks at, with any content."""
@@ -50,6 +55,14 @@ class Buffers:
         buffer = data.obj if isinstance(data, memoryview) else None
         if isinstance(buffer, bytearray) and len(buffer) == self.size:
             self._free.append(buffer)
+
+    def make_room(self, count: int) -> None:
+        """Let go of free buffers for `count` bytes that were received elsewhere, so that both stay within one bound."""
+        self._owed += count
+        while self._owed >= self.size and self._free:
+            self._free.popleft()
+            self._owed -= self.size
+        self._owed = min(self._owed, self.size)
 
     def receive(self, body: Any) -> memoryview | None:
         """The next bytes of a botocore body in a buffer, empty at the end; None: it does not come from a socket."""

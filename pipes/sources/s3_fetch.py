@@ -354,6 +354,8 @@ class ReadAhead:
                     self._wake()
             if data and not part.dropped:
                 part.chunks.append(data)
+            if isinstance(data, bytes):
+                self._buffers.make_room(len(data))
             if fetch.waited:
                 self._news.notify_all()
             return bool(data) and not part.dropped and not self._closing.is_set() and stream.position < part.stop

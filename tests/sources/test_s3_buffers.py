@@ -17,7 +17,7 @@ from pipes.sources.s3_buffers import Buffers
 from pipes.sources.s3_names import S3Url
 from pipes.sources.s3_options import S3Options
 
-KiB = 1 << 10
+KiB, MiB = 1 << 10, 1 << 20
 CHUNK = 64 * KiB
 OBJECTS = {f"k{i}": random.Random(i).randbytes(900 * KiB + i) for i in range(6)}
 
@@ -116,6 +116,23 @@ def test_connections_go_back_after_whole_parts(server: FaultServer) -> None:
     gets = [request for request in server.requests if request.method == "GET"]
     assert len(gets) > 2 * len(OBJECTS)
     assert len({request.port for request in gets}) == 1
+
+
+def test_free_buffers_make_room_for_what_another_client_brings(server: FaultServer) -> None:
+    draw = random.Random(1)
+    large = {f"a{i}": draw.randbytes(3 * MiB) for i in range(4)}  # boto3 reads these, obstore those
+    server.reset(large | {f"b{i}": draw.randbytes(MiB) for i in range(16)})
+    listed = [S3Url(f"s3://bkt/{key}", len(body), server.etag(key)) for key, body in server.objects.items()]
+    options = S3Options(unsigned=True, endpoint_url=server.url)
+    pipe = IterableWrapper(listed).load_files_by_s3(options=options, buffer_size=CHUNK, read_ahead=4 * MiB)
+    run = start(pipe)
+    free = []
+    for _, stream in run:
+        while stream.read(CHUNK):
+            free.append(len(run.ahead._buffers))  # type: ignore[attr-defined]
+    run.context.close()
+    assert max(free) > 2, "nothing was received in buffers"
+    assert free[-1] == 0, "what boto3 no longer fills stays beside what obstore brings"
 
 
 def test_bodies_that_come_from_no_socket_are_read_as_ever() -> None:
