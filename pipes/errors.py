@@ -6,6 +6,7 @@
     │   └── ConfigError(ValueError)       a YAML graph is wrong; carries file, line and column
     ├── StateError(ValueError)            a saved state does not fit or is damaged; names the difference
     ├── StaleIteratorError(RuntimeError)  a newer iterator of the same pipe took over
+    ├── BusyError(RuntimeError)           two threads ask one loader at once
     ├── ErrorBudgetExceeded(RuntimeError) `on_error="skip"` skipped more elements than allowed
     ├── DataError(ValueError)             bytes that are not what the format says; names file and offset
     │   ├── TruncatedError(EOFError)      the data ends too early, also: an empty archive
@@ -33,6 +34,7 @@ from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
+    "BusyError",
     "ChangedDataError",
     "ChannelClosed",
     "ConfigError",
@@ -117,6 +119,10 @@ class StateError(PipesError, ValueError):
 
 class StaleIteratorError(PipesError, RuntimeError):
     """A newer iterator of the same pipe took over."""
+
+
+class BusyError(PipesError, RuntimeError):
+    """A thread asks a loader for an output while another one is inside `next`."""
 
 
 class ErrorBudgetExceeded(PipesError, RuntimeError):

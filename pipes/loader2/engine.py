@@ -15,7 +15,7 @@ Contract
 - Stop. `close()` is bounded (2 s for workers to end by themselves, then they are killed), may be called twice and from
   any thread, and leaves no process, descriptor or shared memory but for batches that the user still holds. Ctrl-C that
   comes meanwhile is raised when that is done.
-- There is no thread, queue or lock here: all happens inside the calls.
+- No thread, queue or lock: all happens inside the calls, of one thread at a time, in the process of `ownership`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from pipes.loader2.forwarding import replay_log, replay_warning
 from pipes.loader2.interrupts import held
 from pipes.loader2.iterator import MOST_AHEAD, NOTHING
 from pipes.loader2.messages import BATCH_HEAD, EVENT_HEAD, FATAL, Kind
+from pipes.loader2.ownership import Owned
 from pipes.loader2.progress import Progress
 from pipes.loader2.recovery import Death, give_up_on
 from pipes.loader2.remote_error import unpack_error
@@ -55,12 +56,13 @@ _logger = logging.getLogger("pipes.loader2")
 __all__ = ["Engine"]
 
 
-class Engine:
+class Engine(Owned):
     """Runs one graph in worker processes, epoch after epoch."""
 
     def __init__(
         self, graph: IterDataPipe[Any], settings: Settings, workers: int, device: Device | None = None
     ) -> None:
+        super().__init__()
         self._graph, self._settings = graph, settings
         self._shared = Sharing(graph)
         self._iteration = 0
@@ -72,9 +74,6 @@ class Engine:
         self._told_of_copies = False
         # What was known of their streams before the newest outputs: `states` can leave these out.
         self._newest: deque[tuple[int, int, bytes]] = deque(maxlen=MOST_AHEAD)
-        self._closed = False
-        # The thread that is inside `next`.
-        self._reader: int | None = None
         self.drew_above: str | None = None
         self._budget = max(1, settings.max_bytes_in_flight // workers)
         self._workers = [Slot(number, workers, device) for number in range(workers)]
@@ -102,6 +101,7 @@ class Engine:
 
     def begin(self, plan: Plan, states: dict[int, StreamState], dealer: Dealer | None) -> None:
         """Begin an epoch: run the streams `states`, by number, each from its state; drops the epoch before."""
+        self.check_free()
         self._iteration += 1
         self._newest.clear()
         self._plan = with_listings(plan, self._shared.listings)
@@ -146,7 +146,7 @@ class Engine:
     def _read(self, wait: bool) -> Any:
         self._reader = threading.get_ident()
         try:
-            self._check_open()
+            self.check_open()
             return self._next(wait)
         finally:
             self._reader = None
@@ -240,12 +240,8 @@ class Engine:
         finally:
             (found or awaited[0]).waited += time.perf_counter() - started
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("the loader was shut down while this iterator waited for its workers")
-
     def _take_in(self, worker: Slot) -> None:
-        self._check_open()
+        self.check_open()
         failure: Exception | None = None
         ended = False
         try:
@@ -329,7 +325,7 @@ class Engine:
         """Start a dead worker again, or raise what its death means."""
         death = Death.of(worker, self._streams.values())
         worker.discard()
-        self._check_open()
+        self.check_open()
         if worker.fatal is not None:
             raise worker.fatal
         if worker.inbox and worker.inbox[-1][0] == Kind.ERROR:
@@ -347,11 +343,13 @@ class Engine:
 
     def pause(self) -> None:
         """Let the workers begin nothing until `resume`."""
+        self.check_open()
         for worker in self._workers:
             worker.post(Kind.PAUSE)
 
     def resume(self) -> None:
         """Let the workers go on."""
+        self.check_open()
         for worker in self._workers:
             worker.post(Kind.RESUME)
 

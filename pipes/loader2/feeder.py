@@ -105,6 +105,11 @@ class Feeder:
         return self._runner.drew_above
 
     @property
+    def inherited(self) -> bool:
+        """Whether it belongs to the process that this one was forked from."""
+        return self._runner.inherited
+
+    @property
     def inner(self) -> Any:
         """What the loader's iterator forwards unknown attributes to."""
         return self._runner.inner

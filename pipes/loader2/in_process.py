@@ -30,6 +30,9 @@ __all__ = ["InProcessEngine", "ServiceEngine"]
 class InProcessEngine:
     """Runs the streams of one graph in the calling process."""
 
+    #: A forked child has streams of its own, which go on from where main's stood.
+    inherited = False
+
     def __init__(self, graph: IterDataPipe[Any], init_fn: Any = None, reset_fn: Any = None) -> None:
         self._info = WorkerInfo(1, 0)
         self._listings = list_once(graph)
@@ -179,6 +182,8 @@ class ServiceEngine:
 
     Each epoch that began is ended by one `finalize_iteration`: at its end, after an error, or when it is given up.
     """
+
+    inherited = False
 
     def __init__(self, service: Any, graph: IterDataPipe[Any]) -> None:
         self._service = service

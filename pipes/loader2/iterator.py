@@ -9,6 +9,7 @@ from pipes.datapipe import IterDataPipe
 from pipes.error_policy import StageCounts, tell
 from pipes.errors import StaleIteratorError
 from pipes.loader2.dealing import Dealer
+from pipes.loader2.ownership import busy
 from pipes.loader2.slot import Counts
 from pipes.loader2.streams import Plan, StreamState
 
@@ -30,6 +31,8 @@ class Runner(Protocol):
 
     @property
     def drew_above(self) -> str | None: ...
+    @property
+    def inherited(self) -> bool: ...
     @property
     def inner(self) -> Any: ...
     @property
@@ -60,6 +63,8 @@ class DataLoader2Iterator(Iterator[T], Generic[T]):
         # What the runner has given when this iterator has given what it has.
         self._given = runner.batches
         self.ended = self._paused = False
+        # Whether a thread is inside `__next__`.
+        self._inside = False
         self._limit: int | None = None
         self._left: int | None = None
         self._over: BaseException | None = None
@@ -67,6 +72,8 @@ class DataLoader2Iterator(Iterator[T], Generic[T]):
     def __next__(self) -> T:
         if self._over is not None:
             raise self._over
+        if self._inside:
+            raise busy()
         if self.ended or self._paused:
             raise StopIteration
         if self._left is not None:
@@ -77,6 +84,7 @@ class DataLoader2Iterator(Iterator[T], Generic[T]):
         assert self._loader is not None
         self._loader._advanced = True
         try:
+            self._inside = True
             output: T = self._runner.next()
         except StopIteration:
             # Another thread may have shut the loader down meanwhile: that is no end of the epoch.
@@ -96,6 +104,8 @@ class DataLoader2Iterator(Iterator[T], Generic[T]):
             failed.__cause__ = error
             self._over = failed
             raise
+        finally:
+            self._inside = False
         self._given += 1
         return output
 

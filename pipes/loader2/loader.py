@@ -20,6 +20,7 @@ from pipes.loader2.dealing import Dealer, check_read_once, cut
 from pipes.loader2.feeder import Feeder, take_off
 from pipes.loader2.in_process import ServiceEngine
 from pipes.loader2.iterator import DataLoader2Iterator, Runner
+from pipes.loader2.ownership import busy
 from pipes.loader2.reading_service import InProcessReadingService, MultiProcessingReadingService
 from pipes.loader2.sharding import length_over_streams, warnings_of_sharding
 from pipes.loader2.streams import Plan, StreamState
@@ -115,10 +116,11 @@ class DataLoader2(Generic[T]):
         self._on_changed_data = "raise"
         self._iterator: weakref.ref[DataLoader2Iterator[T]] | None = None
         self._fresh = True
-        self._advanced = False
+        self._advanced = self._beginning = False
         # Outputs of the runner that Ctrl-C kept from the user.
         self._not_given = 0
         self._runner: Runner | None = None
+        self._finalizer: weakref.finalize[..., Any]
         self._closed = False
         if hasattr(self.reading_service, "prepare"):
             self.reading_service.prepare()
@@ -137,13 +139,22 @@ class DataLoader2(Generic[T]):
     def __iter__(self) -> DataLoader2Iterator[T]:
         if self._closed:
             raise RuntimeError("the loader was shut down; make a new one")
+        if self._beginning:
+            raise busy()
+        try:
+            self._beginning = True
+            return self._begin()
+        finally:
+            self._beginning = False
+
+    def _begin(self) -> DataLoader2Iterator[T]:
         previous = None if self._iterator is None else self._iterator()
         if previous is not None:
             previous.replace("iter(loader) was called again")
         if not self._fresh and self._advanced:
             # Whatever fails or interrupts below, the next call begins this epoch, or goes on from the loaded state.
             self._epoch_ended()
-        runner = self._runner or self._start()
+        runner = self._start() if self._runner is None or self._runner.inherited else self._runner
         states = self._states_to_run()
         dealer = None
         if self._dealt is not None:
@@ -169,6 +180,8 @@ class DataLoader2(Generic[T]):
             runner = ServiceEngine(service, self._graph)
         if self._feeding is not None:
             runner = Feeder(runner, self._feeding)
+        if self._runner is not None:
+            self._finalizer.detach()
         self._runner = runner
         self._finalizer = weakref.finalize(self, _end, runner.close)
         # At exit before the forkserver ends, whose workers would seem to die; finalizers have no such order.
@@ -337,6 +350,14 @@ class DataLoader2(Generic[T]):
         if device is None:
             return {"device": "cpu", "memory": "pageable"}
         return {"device": "cpu" if device.name == "host" else device.name, "memory": device.memory}
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._runner is not None:
+            raise TypeError(
+                "a DataLoader2 that was iterated holds workers and files, and is neither copied nor pickled: make "
+                "another one of the same graph, and load_state_dict(loader.state_dict()) into it to go on alike"
+            )
+        return self.__dict__
 
     def __repr__(self) -> str:
         place = "" if self._feeding is None else "".join(f", {name}={value}" for name, value in self._place().items())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
+import pickle
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ import pytest
 from loading import loader_of, take
 
 from pipes import IterDataPipe
+from pipes.errors import BusyError
 from pipes.iter import IterableWrapper
 from pipes.loader2 import DataLoader2
 
@@ -67,6 +72,102 @@ class TestThreads:
         for thread in threads:
             thread.join()
         assert results == {number: [(number, x) for x in range(40)] for number in range(5)}
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_one_iterator_in_several_is_refused_and_goes_on(self, workers: int) -> None:
+        inside, go_on = threading.Event(), threading.Event()
+
+        def source() -> Any:
+            for element in range(40):
+                inside.set()
+                assert go_on.wait(60)
+                yield element
+
+        # read in this process whatever the number of workers
+        pipe = IterableWrapper(source(), deepcopy=False)
+        with loader_of(pipe, workers, 2) as loader:
+            iterator = iter(loader)
+            inside.clear()
+            given: list[int] = []
+            thread = threading.Thread(target=lambda: given.append(next(iterator)))
+            thread.start()
+            assert inside.wait(60)
+            with pytest.raises(BusyError, match="another thread"):
+                next(iterator)
+            go_on.set()
+            thread.join()
+            assert given + list(iterator) == list(range(40))
+
+    def test_a_new_epoch_while_another_one_waits_is_refused(self) -> None:
+        def wait(element: int) -> int:
+            time.sleep(0.5 if element == 3 else 0)
+            return element
+
+        with loader_of(numbers().map(wait), 1, prefetch=1) as loader:
+            iterator = iter(loader)
+            take(iterator, 3)
+            thread = threading.Thread(target=lambda: given.append(next(iterator)))
+            given: list[int] = []
+            thread.start()
+            while loader._runner._reader is None:  # type: ignore[union-attr]
+                time.sleep(0.001)
+            with pytest.raises(BusyError, match="another thread"):
+                iter(loader)
+            thread.join()
+            assert given == [3]
+            assert list(loader) == list(range(40))
+
+
+class TestForkedChild:
+    @staticmethod
+    def of(use: Callable[[], Any]) -> str:
+        """Return what `use` says in a forked child."""
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.alarm(60)
+                said = repr(use())
+            except BaseException as error:
+                said = f"{type(error).__name__}: {error}"
+            os.write(write, said.encode())
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as file:
+            said = file.read()
+        os.waitpid(child, 0)
+        return said
+
+    @pytest.mark.race
+    @pytest.mark.parametrize("method", ["forkserver", "fork"])
+    def test_it_does_nothing_to_the_workers_and_may_have_its_own(self, method: str) -> None:
+        def iterate() -> tuple[int, list[int], bool]:
+            epoch = loader.epoch
+            given = list(loader)
+            loader.shutdown()
+            return epoch, given[:3], loader.stats()["restarts"] == 0
+
+        with loader_of(numbers(400), 2, prefetch=2, multiprocessing_context=method) as loader:
+            iterator = iter(loader)
+            given = take(iterator, 5)
+            state = loader.state_dict()
+            for use in (lambda: next(iterator), iterator.pause):
+                assert "forked from; iter(loader) starts others here" in self.of(use)
+            # what main's own end, and a collection of the child's garbage, would do
+            assert self.of(loader.shutdown) == self.of(loader._runner.close) == "None"  # type: ignore[union-attr]
+            assert self.of(lambda: loader.state_dict() == state) == "True"
+            assert self.of(iterate) == "(0, [0, 1, 2], True)"
+            assert given + list(iterator) == list(range(400))
+            assert loader.stats()["restarts"] == 0
+
+
+def test_a_loader_in_use_is_neither_copied_nor_pickled() -> None:
+    with loader_of(numbers(6)) as loader:
+        with copy.deepcopy(loader) as other:
+            assert list(other) == list(loader) == list(range(6))
+        for use in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=r"load_state_dict\(loader.state_dict\(\)\)"):
+                use(loader)
 
 
 class TestDropping:
