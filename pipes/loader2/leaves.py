@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -306,8 +306,17 @@ def collect(batch: Any) -> Content:
     except Exception as error:
         path, value, cause = find_culprit(batch, error, _failure)
         reason = traceback.format_exception_only(cause)[-1].strip()
-        raise TypeError(f"{path} ({type(value).__name__}) cannot travel from a worker: {reason}") from cause
+        told = f"{path} ({type(value).__name__}) cannot travel from a worker: {reason}{_advice(value)}"
+        raise TypeError(told) from cause
     return content
+
+
+def _advice(value: Any) -> str:
+    if hasattr(value, "read"):
+        return "; read it in a stage before, by .map or .read_from_stream"
+    if isinstance(value, Iterator):
+        return "; make a list of it, or use .flatmap, which gives its elements one by one"
+    return ""
 
 
 def _failure(value: Any) -> Exception | None:

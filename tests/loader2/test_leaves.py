@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from wire import Wire, same
 from pipes.loader2.leaves import LARGE, collect
 from pipes.loader2.packing import pack
 from pipes.loader2.slabs import ALIGNMENT
+from pipes.utils import StreamWrapper
 
 pytestmark = pytest.mark.usefixtures("closes_descriptors")
 
@@ -103,3 +105,12 @@ def test_what_cannot_travel_is_named_by_its_path(wire: Wire, name: str) -> None:
 def test_collect_keeps_a_bare_stream_small() -> None:
     content = collect({"x": big(), "b": bytes(1 << 20), "n": [1] * 10})
     assert sum(len(piece) for piece in content.stream if len(piece) < LARGE) < 400
+
+
+def test_what_to_do_about_what_cannot_travel() -> None:
+    with pytest.raises(TypeError, match=r"batch\[0\] \(generator\) .*use \.flatmap"):
+        collect([(x for x in "ab")])
+    with tempfile.TemporaryFile() as file:
+        for stream in (file, StreamWrapper(file)):
+            with pytest.raises(TypeError, match=r'batch\["f"\].* by \.map or \.read_from_stream'):
+                collect({"f": stream})
