@@ -1,6 +1,7 @@
 """Checksums that a store keeps of objects: computed right, compared, and what happens when they differ."""
 
 import hashlib
+import sys
 import zlib
 from base64 import b64encode
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from s3_objects import put_objects
 
 from pipes.errors import ChangedDataError, StoreError
 from pipes.iter import S3FileLister, S3FileLoader
+from pipes.sources import s3_checksum
 from pipes.sources.s3_checksum import Checksum, checksum_of_headers, crc_reflected
 from pipes.sources.s3_client import S3Store
 from pipes.sources.s3_options import S3Options
@@ -39,6 +41,28 @@ def test_check_values(polynomial: tuple[int, int], check: int) -> None:
     # published for CRC-32C over 32 bytes (RFC 3720, B.4)
     assert crc_reflected(bytes(32), 0, *CRC32C) == 0x8A9136AA
     assert crc_reflected(bytes(range(32)), 0, *CRC32C) == 0x46DD794E
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize(("name", "expected"), [("crc32c", "4waSgw=="), ("crc64nvme", "rosUhgp5mIg=")])
+def test_those_of_awscrt_are_used_and_equal(
+    name: str, expected: str, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checksums = pytest.importorskip("awscrt.checksums")
+    used = []
+    function = getattr(checksums, name)
+    monkeypatch.setattr(checksums, name, lambda data, value: used.append(len(data)) or function(data, value))
+    if not native:
+        monkeypatch.setitem(sys.modules, "awscrt", None)
+    s3_checksum._native.cache_clear()
+    try:
+        one = Checksum(name, expected)
+        one.update(b"1234")
+        one.update(memoryview(b"x56789")[1:])
+        assert (one.found, one.matches()) == (expected, True)
+        assert used == ([4, 5] if native else [])
+    finally:
+        s3_checksum._native.cache_clear()
 
 
 @pytest.mark.parametrize("size", [2047, 2048, 2049, 4096, 100_001, (1 << 20) + 3000])
