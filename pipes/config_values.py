@@ -143,7 +143,9 @@ class Binder:
         if isinstance(value, range) and any(_holds(option, collections.abc.Sequence) for option in options):
             return (value,)
         if isinstance(value, str) and any(map(is_function, options)):
-            return (self._function(node, value, None),)
+            words = any(typing.get_origin(option) is Literal for option in options)
+            if not words or ":" in value or value in self.functions.names():
+                return (self._function(node, value, None),)
         return (self._source([value]),) if isinstance(value, str) and pipes else None
 
     def _sequence(self, node: Node, options: list[Any], label: str) -> tuple[Any] | None:

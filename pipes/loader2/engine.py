@@ -144,12 +144,14 @@ class Engine(Owned):
         return self._read(wait=False)
 
     def _read(self, wait: bool) -> Any:
-        self._reader = threading.get_ident()
         try:
+            self._reader = threading.get_ident()
             self.check_open()
-            return self._next(wait)
+            output = self._next(wait)
         finally:
+            # Nothing that looks for signals comes between the call and this.
             self._reader = None
+        return output
 
     def _next(self, wait: bool) -> Any:
         while True:

@@ -143,9 +143,10 @@ class DataLoader2(Generic[T]):
             raise busy()
         try:
             self._beginning = True
-            return self._begin()
+            iterator = self._begin()
         finally:
             self._beginning = False
+        return iterator
 
     def _begin(self) -> DataLoader2Iterator[T]:
         previous = None if self._iterator is None else self._iterator()
@@ -170,7 +171,7 @@ class DataLoader2(Generic[T]):
         if self.num_streams > 1:
             check_read_once(self._graph)
             for sentence in () if self._replicate else warnings_of_sharding(self._graph, self.num_streams):
-                warnings.warn(sentence, stacklevel=3)
+                warnings.warn(sentence, stacklevel=4)
         service = self.reading_service
         runner: Runner
         if isinstance(service, InProcessReadingService | MultiProcessingReadingService):
