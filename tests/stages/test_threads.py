@@ -7,16 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from stage_contract import check_everywhere, saved, start
 
 from pipes import IterDataPipe
-from pipes.errors import ErrorBudgetExceeded, StateError, WorkerDiedError
+from pipes.errors import ErrorBudgetExceeded, StateError
 from pipes.iter import IterableWrapper, ThreadPoolMapper
 from pipes.loader2 import DataLoader2, MultiProcessingReadingService
 
@@ -362,50 +360,3 @@ def test_workers_give_the_same_as_in_process() -> None:
     assert sorted(x for batch in whole for x, _ in batch) == list(range(60))
     assert batches(2) == whole
     assert batches(2, at=5) == whole
-
-
-def deadly(x: int) -> int:
-    if x == 13:
-        os._exit(7)
-    return x
-
-
-@pytest.mark.usefixtures("no_residue")
-@pytest.mark.filterwarnings("ignore:worker 0 .* died:RuntimeWarning")
-def test_a_worker_that_dies_of_an_element_names_it() -> None:
-    graph = IterableWrapper(range(40)).sharding_filter().threadpool_map(deadly, max_workers=3).batch(4)
-    loader: DataLoader2[Any] = DataLoader2(graph, reading_service=MultiProcessingReadingService(num_workers=1))
-    with pytest.raises(WorkerDiedError, match="in stage 2:ThreadPoolMapper, on element 13"):
-        list(loader)
-    loader.shutdown()
-
-
-@pytest.mark.usefixtures("no_residue")
-@pytest.mark.filterwarnings("ignore:worker 0 .* died:RuntimeWarning")
-def test_a_worker_that_dies_of_an_element_while_it_waits_names_it_too(tmp_path: Path) -> None:
-    given = tmp_path / "given"
-
-    def deadly_when_given(x: int) -> int:
-        while x == 13 and not given.exists():
-            time.sleep(0.005)
-        return deadly(x)
-
-    graph = IterableWrapper(range(40)).sharding_filter().threadpool_map(deadly_when_given, max_workers=3)
-    service = MultiProcessingReadingService(num_workers=1, prefetch=1)
-    loader: DataLoader2[Any] = DataLoader2(graph, reading_service=service)
-    iterator, deaths = iter(loader), 0
-    with pytest.raises(WorkerDiedError, match="in stage 2:ThreadPoolMapper, on element 13"):  # noqa: PT012
-        while True:
-            next(iterator)
-            given.touch()
-            # Nothing is taken until a thread has ended the worker, which has nothing to do but wait.
-            deaths += deaths == 0 and ends(loader.stats()["workers"][0])
-    loader.shutdown()
-    assert deaths == 1
-
-
-def ends(pid: int) -> bool:
-    deadline = time.monotonic() + 20
-    while psutil.pid_exists(pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return not psutil.pid_exists(pid)
