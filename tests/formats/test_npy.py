@@ -135,7 +135,7 @@ def test_arrays_may_be_written_unless_they_are_mapped(tmp_path: Path) -> None:
 def test_a_resume_goes_to_its_row_by_the_offset() -> None:
     with FaultServer({"a.npy": saved_array(np.arange(400_000).reshape(-1, 4))}) as server:
         options = S3Options(endpoint_url=server.url, unsigned=True, client="boto3")
-        pipe = IterableWrapper(["s3://bkt/a.npy"]).load_files_by_s3(options=options).load_npy(rows=True)
+        pipe = IterableWrapper(["s3://bkt/a.npy"]).load_files_by_s3(options=options, read_ahead=0).load_npy(rows=True)
         run = start(pipe)
         elements = iter(run)
         for _ in range(90_000):
