@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,12 +32,6 @@ from pipes.loader2 import DataLoader2, MultiProcessingReadingService
 BODY = bytes(range(256)) * 4000
 DATE = {"ETag": "", "Last-Modified": "Mon, 07 Dec 2026 10:00:00 GMT"}
 BARE = {"ETag": "", "Last-Modified": ""}
-
-
-@pytest.fixture(scope="module")
-def shared_server() -> Iterator[FaultServer]:
-    with FaultServer() as server:
-        yield server
 
 
 @pytest.fixture

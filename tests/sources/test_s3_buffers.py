@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,12 +19,6 @@ from pipes.sources.s3_options import S3Options
 KiB, MiB = 1 << 10, 1 << 20
 CHUNK = 64 * KiB
 OBJECTS = {f"k{i}": random.Random(i).randbytes(900 * KiB + i) for i in range(6)}
-
-
-@pytest.fixture(scope="module")
-def shared_server() -> Iterator[FaultServer]:
-    with FaultServer() as server:
-        yield server
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import hashlib
 import sys
 import zlib
 from base64 import b64encode
-from collections.abc import Iterator
 from typing import Any
 
 import boto3
@@ -109,12 +108,6 @@ def test_every_algorithm_finds_one_wrong_bit(name: str) -> None:
     wrong = again.begun_again()
     wrong.update(BODY[:-1] + bytes([BODY[-1] ^ 1]))
     assert not wrong.matches()
-
-
-@pytest.fixture(scope="module")
-def shared_server() -> Iterator[FaultServer]:
-    with FaultServer() as server:
-        yield server
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,6 @@ from pipes.sources.s3_client import S3Store
 from pipes.sources.s3_options import S3Options
 
 pytestmark = pytest.mark.parametrize("client", ["boto3", "obstore"])
-
-
-@pytest.fixture(scope="module")
-def shared_server() -> Iterator[FaultServer]:
-    with FaultServer() as server:
-        yield server
 
 
 @pytest.fixture

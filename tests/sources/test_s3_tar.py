@@ -49,12 +49,6 @@ def store(moto_server: str) -> str:
     return moto_server
 
 
-@pytest.fixture(scope="module")
-def shared_server() -> Iterator[FaultServer]:
-    with FaultServer() as server:
-        yield server
-
-
 @pytest.fixture(scope="module", autouse=True)
 def clients_have_started(shared_server: FaultServer) -> None:
     """Start obstore's runtime, whose descriptors live as long as the process, before `no_residue` looks."""

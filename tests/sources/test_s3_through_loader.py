@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
@@ -23,12 +22,6 @@ OPTIONS = S3Options(unsigned=True, attempts=4, backoff=0.05, read_timeout=5.0)
 CLIENTS = ("boto3", "obstore")
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def shared_server() -> Iterator[FaultServer]:
-    with FaultServer() as server:
-        yield server
 
 
 @pytest.fixture

@@ -26,12 +26,6 @@ NEW = OLD[::-1]
 clients = pytest.mark.parametrize("client", ["boto3", "obstore"])
 
 
-@pytest.fixture(scope="module")
-def shared_server() -> Iterator[FaultServer]:
-    with FaultServer() as server:
-        yield server
-
-
 @pytest.fixture
 def server(shared_server: FaultServer) -> Iterator[FaultServer]:
     shared_server.reset({"x": OLD})
