@@ -15,6 +15,7 @@ Contract
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import warnings
 from collections.abc import Iterable, Iterator
@@ -28,6 +29,8 @@ from torch.nn.utils.rnn import PackedSequence
 from pipes import cuda_memory
 
 __all__ = ["AcceleratorDevice", "Device", "HostDevice", "Mark", "Memory"]
+
+_logger = logging.getLogger("pipes.devices")
 
 Memory = Literal["auto", "pinned", "unified", "pageable"]
 #: Tensors smaller than this are copied by the driver itself before a copy call returns, pinned or not.
@@ -212,7 +215,11 @@ class AcceleratorDevice:
         about = sentence.partition("(")[0]
         if about not in self._told:
             self._told.add(about)
-            warnings.warn(sentence, RuntimeWarning, stacklevel=3)
+            try:
+                warnings.warn(sentence, RuntimeWarning, stacklevel=3)
+            except RuntimeWarning:
+                # Where warnings are errors, a batch that is only slower must not end the epoch.
+                _logger.warning(sentence)
 
     def page_unlock(self, address: int, nbytes: int) -> None:
         # The pages belong to the process that locked them, not to a child forked from it.

@@ -202,6 +202,21 @@ def test_without_page_locked_memory_batches_are_copied_from_ordinary_memory_and_
     ]
 
 
+def test_where_warnings_are_errors_a_slower_way_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    device, large = Full(lockable=0), torch.arange(1 << 14)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        device.page_lock(0, 1)
+        copy = device.copy(large)
+    device.wait(device.record())
+    device.synchronize()
+    assert torch.equal(copy, large)
+    assert [text.partition(" (")[0] for text in caplog.messages] == [
+        "shared memory of the workers cannot be page-locked",
+        "page-locked memory cannot be had",
+    ]
+
+
 def test_nothing_of_cuda_is_imported_or_initialised_without_it() -> None:
     program = (
         "import sys, torch; from pipes.iter import IterableWrapper; from pipes.loader2 import DataLoader2\n"
