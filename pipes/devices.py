@@ -7,7 +7,7 @@ Contract
 - What `copy` gave was allocated on the copying stream; `keep` tells the allocator that the user's stream uses it too,
   so that the memory is not given to a later copy while the user's kernels still read it.
 - Page-locking is done once a slab. Where the system refuses it, batches pass through page-locked memory of torch's own
-  (one copy in main each), which one warning says: as much as the copies under way need, of `prefetch + 2` batches at
+  (one copy in main each), which one warning says: as much as the copies under way need, of `prefetch + 1` batches at
   most. Where that is refused too, they are copied from ordinary memory, which the process waits for, as another says.
 - Nothing here is imported, initialised or allocated on a device before a batch is to be moved.
 """

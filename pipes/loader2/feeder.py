@@ -6,8 +6,9 @@ Contract
   most, so that the next is there when it is wanted; without workers nothing is made ahead.
 - State. `states()` is that after the last output given to the user: what was copied ahead counts as not given, and so
   does what Ctrl-C tore from the hands of `next()`.
-- Host memory of an output is kept until its copies are done, then its slab goes back. More than `prefetch + 1` outputs
-  whose copies are under way make `next()` wait for the oldest: only a bus slower than the user is waited for.
+- Host memory of an output is kept until its copies are done, then its slab goes back. The copies of `prefetch + 1`
+  outputs are under way at most: before one more is sent, `next()` waits for the oldest, which is to say for a bus that
+  is slower than the user, and for nothing else.
 - Failure. What the runner raises, and a batch that cannot be moved, is raised in its place in the order. An output for
   which the device has no memory left while it is copied ahead is copied again when it is its turn, and raises then.
 - Stop. `close()` waits for the copies under way, 5 s at most, then closes the runner; may be called twice.
@@ -137,17 +138,14 @@ class Feeder:
 
     def next(self) -> Any:
         """Return the next output, on the device; raises StopIteration at the end, and what the runner raises."""
-        self._sender.let_go(self._prefetch + 1)
         if not self._ahead:
             self._ahead.append(_Ahead(self._runner.next()))
         first = self._ahead[0]
         if first.error is not None:
             raise first.error
-        if first.sent is None:
-            # Nothing was ahead, or the device had no room for it then.
-            first.sent = self._sender.send(first.host)
-            first.host = None
-        output = self._sender.hand_over(first.sent)
+        # Nothing was ahead, or the device had no room for it then.
+        sent = self._send(first) if first.sent is None else first.sent
+        output = self._sender.hand_over(sent)
         self._look_ahead()
         self._ahead.popleft()
         self._given += 1
@@ -168,15 +166,19 @@ class Feeder:
             ahead = _Ahead(host)
             self._ahead.append(ahead)
             try:
-                ahead.sent = self._sender.send(host)
-                ahead.host = None
+                self._send(ahead)
             except torch.OutOfMemoryError:
                 return
             except Exception as error:
                 ahead.error = error
                 return
             del host
-            self._sender.let_go(self._prefetch + 1)
+
+    def _send(self, output: _Ahead) -> Sent:
+        self._sender.let_go(self._prefetch)
+        sent = output.sent = self._sender.send(output.host)
+        output.host = None
+        return sent
 
     def next_ready(self) -> Any:
         """Return NOTHING: nobody looks ahead of this."""
