@@ -1,15 +1,18 @@
 """Batches a second in the main process: samples ready in the worker's memory, collated there, carried to main.
 
-Peers: torch's DataLoader on the same samples with as many workers, the loaders of `transport_peers`, and the limit,
-`torch.stack` into a warm buffer in this process. A row with JPEG decoding in the workers stands beside them: there
-decoding is the work, and transport is not; quote both together.
+Peers: torch's DataLoader on the same samples with as many workers, the loaders of `transport_peers`, and the limit that
+memory sets: as many processes as there are workers, which do nothing but `torch.stack` into a warm buffer. A row with
+JPEG decoding in the workers stands beside them: there decoding is the work, and transport is not; quote both together.
 """
 
 from __future__ import annotations
 
 import io
+import multiprocessing
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +54,9 @@ def ours(make: Callable[[int], torch.Tensor], workers: int, count: int) -> tuple
         return found, loader.stats()["copied_batches"]
 
 
-def limit(make: Callable[[int], torch.Tensor], count: int) -> float:
+def stack_alone(make: Callable[[int], torch.Tensor], count: int, together: Any = None) -> float:
+    """Batches a second of `torch.stack` into one warm buffer; begins with all that wait at the barrier `together`."""
+    torch.set_num_threads(1)
     samples = [make(index) for index in range(BATCH)]
     warm = torch.empty((BATCH, *samples[0].shape), dtype=samples[0].dtype)
 
@@ -59,7 +64,21 @@ def limit(make: Callable[[int], torch.Tensor], count: int) -> float:
         while True:
             yield torch.stack(samples, out=warm)
 
-    return rate(stacked(), WARM, count)
+    batches = stacked()
+    if together is not None:
+        rate(batches, 0, WARM)
+        together.wait()
+    return rate(batches, WARM, count)
+
+
+def limit(make: Callable[[int], torch.Tensor], count: int, processes: int) -> float:
+    """What the memory allows so many workers, were there no transport at all."""
+    if processes == 1:
+        return stack_alone(make, count)
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager, ProcessPoolExecutor(processes, mp_context=context) as pool:
+        together = manager.Barrier(processes)
+        return sum(pool.map(stack_alone, [make] * processes, [count] * processes, [together] * processes))
 
 
 #: Least ratios that are promised, for images; SPDL's is one process by its nature.
@@ -83,7 +102,7 @@ def measure(case: str, workers: int, rounds: int, peers: dict[str, Callable[...,
         found["torch DataLoader"].append(torch_loader(Ready(shape, dtype), workers, few))
         for name, peer in peers.items():
             found[name].append(peer(Ready(shape, dtype), workers, few))
-        found["limit"].append(limit(Ready(shape, dtype), count))
+        found["limit"].append(limit(Ready(shape, dtype), count, workers))
     mine = median(found["ours"])
     name = f"{case}, {workers} worker{'s' if workers > 1 else ''}"
     note = f"ours {spread(found['ours'])}, copied batches {copied}"
@@ -94,11 +113,11 @@ def measure(case: str, workers: int, rounds: int, peers: dict[str, Callable[...,
             note=note)
         for peer, target in targets.items()
     ]  # fmt: skip
-    if workers == 1:
-        rows.append(
-            row("transport", name, "torch.stack, in process", mine, median(found["limit"]), "batches/s",
-                more_is_better=True, target=0.85 if image else None, note=f"theirs {spread(found['limit'])}")
-        )  # fmt: skip
+    alone = f"torch.stack alone, {workers} process{'es' if workers > 1 else ''}"
+    rows.append(
+        row("transport", name, alone, mine, median(found["limit"]), "batches/s", more_is_better=True,
+            target=0.85 if image and workers == 1 else None, note=f"theirs {spread(found['limit'])}")
+    )  # fmt: skip
     return rows
 
 
