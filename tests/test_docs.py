@@ -30,3 +30,12 @@ def test_block_runs(code: str, page: str, line: int, tmp_path: Path, monkeypatch
 
 def test_readme_has_blocks() -> None:
     assert len(BLOCK.findall((ROOT / "README.md").read_text())) >= 2
+
+
+def test_the_map_of_the_code_names_every_module() -> None:
+    text = (ROOT / "docs" / "inside.md").read_text()
+    named = set(re.findall(r"`(?:[a-z0-9]+/)?([a-z0-9_]+)`", text))
+    modules = {path.stem for path in (ROOT / "pipes").rglob("*.py") if not path.stem.startswith("__")}
+    assert not modules - named - {"_pipes_first"}
+    for name in re.findall(r"`((?:loader2|sources|formats|stages|inspector)/[a-z0-9_]+)`", text):
+        assert (ROOT / "pipes" / f"{name}.py").is_file(), name

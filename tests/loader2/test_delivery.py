@@ -210,7 +210,7 @@ class TestAsReady:
                 time.sleep(60)
             return element
 
-        with loader_of(numbers(20).map(stuck_in_here), 2, in_order=False, timeout=0.7) as loader:
+        with loader_of(numbers(20).map(stuck_in_here), 2, in_order=False, timeout=3) as loader:
             iterator = iter(loader)
             assert take(iterator, 10) == list(range(0, 20, 2))
             with pytest.raises(WorkerTimeoutError, match=r"(?s)^worker 1 \(pid \d+\) gave no output.*stuck_in_here"):

@@ -39,10 +39,10 @@ class TestStuck:
             return element
 
         # The timeout is in force while the workers start, too, and a busy machine may take a while for that.
-        with loader_of(numbers().map(stuck_in_here), 2, timeout=3) as loader:
+        with loader_of(numbers().map(stuck_in_here), 2, timeout=5) as loader:
             iterator = iter(loader)
             assert take(iterator, 3) == [0, 1, 2]
-            with pytest.raises(WorkerTimeoutError, match=r"(?s)worker 1 .*timeout=3.*stuck_in_here") as caught:
+            with pytest.raises(WorkerTimeoutError, match=r"(?s)worker 1 .*timeout=5.*stuck_in_here") as caught:
                 next(iterator)
             assert isinstance(caught.value, TimeoutError)
 
