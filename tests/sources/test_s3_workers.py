@@ -19,8 +19,9 @@ KEYS = [f"k{number:02d}" for number in range(40)]
 BODIES = {key: bytes((31 * i + 7) % 251 for i in range(10_000 + number)) for number, key in enumerate(KEYS)}
 SUMS = {key: sha256(body).hexdigest() for key, body in BODIES.items()}
 
-# One process for all start methods: starting one costs more than what is tested. In it threads hold a lock, log, and
-# read from the store all the time, also while the workers are started.
+# One process for all start methods: starting one costs more than what is tested. In it threads read from the store all
+# the time, also while the workers are started; in the cases of D12 others take and release a lock, and log, in loops
+# without a pause.
 PROGRAM = """
 import hashlib, json, logging, os, signal, sys, threading, warnings
 
@@ -29,7 +30,7 @@ from pipes.loader2 import DataLoader2, MultiProcessingReadingService
 from pipes.sources.s3_client import S3Store
 from pipes.sources.s3_options import S3Options
 
-held = threading.Lock()
+lock = threading.Lock()
 stop = threading.Event()
 records = []
 
@@ -47,14 +48,15 @@ def digest(pair):
     return name.rpartition("/")[2], hashlib.sha256(data).hexdigest(), os.getpid()
 
 
+def take_and_release():
+    while not stop.is_set():
+        with lock:
+            pass
+
+
 def log():
-    while not stop.wait(0.0005):
+    while not stop.is_set():
         logging.getLogger("busy").info("busy")
-
-
-def hold():
-    with held:
-        stop.wait()
 
 
 def read(store):
@@ -96,21 +98,28 @@ def run(url, prefix, method, clients, kill):
 
 if __name__ == "__main__":
     cases = json.loads(sys.argv[1])
+    sys.setswitchinterval(0.0002)  # else each answer waits for the turns of the loops
     logging.getLogger().addHandler(Kept())
     logging.getLogger().setLevel("INFO")
-    readers = [S3Store(options(case[0], client)) for case in cases[-2:] for client in ("boto3", "obstore")]
-    assert sum(1 for _ in readers[0].list("s3://bkt/matrix/k", 10)) == 40
-    assert [store.get("s3://bkt/parent") for store in readers] == [b"p"] * 4
-    busy = [threading.Thread(target=log), threading.Thread(target=hold)]
-    busy += [threading.Thread(target=read, args=(store,)) for store in readers[2:]]
-    for thread in busy:
-        thread.start()
-    try:
-        done = [run(*case) for case in cases]
-    finally:
-        stop.set()
-    for thread in busy:
-        thread.join()
+    urls = {case[0]: case[1] for case in cases}
+    stores = {url: [S3Store(options(url, client)) for client in ("boto3", "obstore")] for url in urls}
+    for url, prefix in urls.items():
+        assert sum(1 for _ in stores[url][0].list(f"s3://bkt/{prefix}/k", 10)) == 40
+        assert [store.get("s3://bkt/parent") for store in stores[url]] == [b"p"] * 2
+    done = []
+    for url in urls:
+        stop.clear()
+        busy = [threading.Thread(target=read, args=(store,)) for store in stores[url]]
+        if url == list(urls)[-1]:
+            busy += [threading.Thread(target=take_and_release), threading.Thread(target=log)]
+        for thread in busy:
+            thread.start()
+        try:
+            done += [run(*case) for case in cases if case[0] == url]
+        finally:
+            stop.set()
+        for thread in busy:
+            thread.join()
     print(json.dumps({"parent": os.getpid(), "cases": done}))
 """
 
@@ -145,21 +154,22 @@ class Case:
 def outcome(tmp_path_factory: pytest.TempPathFactory, moto_server: str) -> Any:
     """The process id of the program, and what each of its loaders gave."""
     put_objects(moto_server, "bkt", {f"matrix/{key}": body for key, body in BODIES.items()} | {"parent": b"p"})
-    on_fault = {f"{method}/{key}": body for method in ("forkserver", "fork") for key, body in BODIES.items()}
+    methods = ("forkserver", "fork", "spawn")
+    on_fault = {f"{method}/{key}": body for method in methods for key, body in BODIES.items()}
     program = tmp_path_factory.mktemp("workers") / "program.py"
     program.write_text(PROGRAM)
     with FaultServer(on_fault | {"parent": b"p"}) as server:
         cases: list[tuple[str, str, str, list[str], bool]] = [
-            (moto_server, "matrix", "spawn", ["boto3", "obstore"], False),
             (moto_server, "matrix", "fork", ["boto3"], False),
             (moto_server, "matrix", "fork", ["obstore"], False),
             (moto_server, "matrix", "forkserver", ["boto3"], True),
-            (server.url, "fork", "fork", ["auto"], False),
             (moto_server, "matrix", "forkserver", ["obstore"], True),
+            (server.url, "fork", "fork", ["auto"], False),
             (server.url, "forkserver", "forkserver", ["auto"], False),
+            (server.url, "spawn", "spawn", ["boto3", "obstore"], False),
         ]
         command = [sys.executable, str(program), json.dumps(cases)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
         ports: dict[str, set[int]] = {}
         for request in server.requests:
             ports.setdefault(request.key, set()).add(request.port)
@@ -176,23 +186,23 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, moto_server: str) -> Any:
     return report["parent"], outcomes
 
 
-pytestmark = [pytest.mark.race, pytest.mark.timeout(180), pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")]
+pytestmark = [pytest.mark.race, pytest.mark.timeout(300), pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")]
 
 
 @pytest.mark.parametrize(
-    ("method", "clients"),
+    ("prefix", "method", "clients"),
     [
-        ("forkserver", ["boto3"]),
-        ("forkserver", ["obstore"]),
-        ("spawn", ["boto3", "obstore"]),
-        ("fork", ["boto3"]),
-        ("fork", ["obstore"]),
+        ("matrix", "forkserver", ["boto3"]),
+        ("matrix", "forkserver", ["obstore"]),
+        ("matrix", "fork", ["boto3"]),
+        ("matrix", "fork", ["obstore"]),
+        ("spawn", "spawn", ["boto3", "obstore"]),
     ],
 )
-def test_every_start_method_with_both_clients(outcome: Any, method: str, clients: list[str]) -> None:
-    """Over another implementation of S3; under forkserver a worker is killed on the way."""
+def test_every_start_method_with_both_clients(outcome: Any, prefix: str, method: str, clients: list[str]) -> None:
+    """Under fork and forkserver over another implementation of S3; under forkserver a worker is killed on the way."""
     parent, cases = outcome
-    (case,) = [each for each in cases if (each.prefix, each.method, each.clients) == ("matrix", method, clients)]
+    (case,) = [each for each in cases if (each.prefix, each.method, each.clients) == (prefix, method, clients)]
     case.check()
     assert parent not in case.workers
     forbidden = method == "fork" and clients == ["obstore"]
@@ -202,13 +212,14 @@ def test_every_start_method_with_both_clients(outcome: Any, method: str, clients
     assert used == ({"boto3"} if forbidden else set(clients))
 
 
-@pytest.mark.parametrize("method", ["forkserver", "fork"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_a_busy_parent_and_its_workers_have_their_own_connections(outcome: Any, method: str) -> None:
-    """Case D12: it reads, logs and holds a lock in threads while the workers start."""
+    """Case D12: the parent has listed, and reads, logs, takes and releases a lock in threads while workers start."""
     (case,) = [each for each in outcome[1] if each.prefix == method]
     case.check()
     ports = [set[int](), set[int]()]
     for name, _, process in case.found:
         ports[process == max(case.workers)] |= case.ports[f"{method}/{name}"]
+    assert all(ports)
     assert not ports[0] & ports[1], "two workers on one connection"
     assert not case.ports["parent"] & (ports[0] | ports[1]), "a worker on the parent's connection"
