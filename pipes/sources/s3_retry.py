@@ -2,8 +2,9 @@
 
 Contract
 - An operation is one object from open to close, or one page of a listing. It makes at most `attempts` requests that
-  fail, and is given up `deadline` seconds after its first failure began (time in which the caller does something else
-  is not counted). A body that brought `_GOOD_BYTES` since the last failure has earned its attempts back.
+  fail, and is given up `deadline` seconds after its first failure began. Not counted is time in which the caller does
+  something else, or this process was stopped: no attempt counts longer than its timeouts allow. A body that brought
+  `_GOOD_BYTES` since the last failure has earned its attempts back.
 - A wait is drawn from 0 to `backoff * 2**(failures - 1)` (full jitter), and is never shorter than Retry-After. A
   Retry-After beyond the deadline fails at once.
 - Expired credentials are asked for anew once (a body that brings bytes may have them expire again), through boto3;
@@ -144,15 +145,15 @@ class Attempts:
 
     def run(self, request: Callable[[int], T]) -> T:
         """Call `request` with the number of failures so far until it answers; raise a StoreError when it is enough."""
-        began = time.monotonic()
         while True:
+            began = time.monotonic()
             try:
                 answer = request(self.failures)
             except S3Failure as failure:
                 self.failed(failure, began)
             else:
                 if self.failures:
-                    self._spent += time.monotonic() - began
+                    self._spent += self._took(began)
                 return answer
 
     def progress(self, count: int) -> None:
@@ -174,7 +175,8 @@ class Attempts:
         options = self._options
         if self.failures >= options.resolved_attempts():
             raise self.error(failure, f"gave up after {_count(self.failures)}") from failure
-        spent = self._spent + time.monotonic() - began
+        self._spent += self._took(began, failure.kind)
+        spent = self._spent
         if failure.retry_after > options.deadline - spent and failure.retry_after:
             reason = (
                 f"the store asks to wait {failure.retry_after:.0f} s, beyond the deadline of {options.deadline:g} s"
@@ -184,7 +186,16 @@ class Attempts:
             raise self.error(failure, f"gave up after {spent:.1f} s and {_count(self.failures)}") from failure
         if failure.kind != "unclear":
             wait = _draw(0.0, min(_LONGEST_WAIT, options.backoff * 2.0 ** (self.failures - 1)))
-            self._sleep(min(max(wait, failure.retry_after), options.deadline - spent))
+            wait = min(max(wait, failure.retry_after), options.deadline - spent)
+            self._spent += wait
+            self._sleep(wait)
+
+    def _took(self, began: float, kind: Kind | None = None) -> float:
+        """Seconds that count for an attempt that began at `began` and failed in this way, or did not fail."""
+        took, options = time.monotonic() - began, self._options
+        if kind == "connection":  # a host may be looked up for longer
+            return took
+        return min(took, options.connect_timeout + options.read_timeout)
 
     def error(self, failure: S3Failure, reason: str = "") -> StoreError:
         """The public error for `failure`."""

@@ -19,6 +19,7 @@ from pipes.errors import (
 )
 from pipes.sources.s3_client import S3Store
 from pipes.sources.s3_options import S3Options
+from pipes.sources.s3_retry import Attempts, S3Failure
 
 BIG = bytes((31 * i + 7) % 251 for i in range(1_000_000))
 SECRET = "very-secret-key"
@@ -177,6 +178,28 @@ def test_a_store_that_never_answers(server: FaultServer) -> None:
     server.script("x", Step(stall=5.0, forever=True))
     with pytest.raises(StoreTimeoutError, match=r"did not answer in time; gave up after .* attempt.*read_timeout="):
         store_on(server.url, read_timeout=0.3, deadline=0.5).open("s3://bkt/x")
+
+
+def test_a_body_that_is_silent_again_and_again_is_given_up_at_the_deadline(server: FaultServer) -> None:
+    server.script("x", Step(stall=30.0, cut=1000, forever=True))
+    store = store_on(server.url, "boto3", read_timeout=0.4, deadline=1.0, attempts=50)
+    with pytest.raises(
+        StoreTimeoutError, match=r"of 1000000 bytes were received; gave up after \d+\.\d s and \d attempts"
+    ):
+        store.get("s3://bkt/x")
+    assert len(server.seen("x")) <= 4, "three silences are longer than the deadline"
+
+
+def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
+    waits: list[float] = []
+    for kind in ("timeout", "cut"):
+        attempts = Attempts(S3Options(deadline=20.0), "bkt", "k", waits.append)
+        attempts.failed(S3Failure(kind, "an hour passed"), time.monotonic() - 3600)
+        with pytest.raises(OSError, match=r"gave up after 30\.\d s and 2 attempts"):
+            attempts.failed(S3Failure(kind, "another one"), time.monotonic() - 3600)
+    assert len(waits) == 2
+    with pytest.raises(StoreConnectionError, match=r"gave up after 3600\.\d s and 1 attempt"):
+        Attempts(S3Options(), "bkt", "k").failed(S3Failure("connection", "no such host"), time.monotonic() - 3600)
 
 
 @pytest.mark.parametrize("client", CLIENTS)
