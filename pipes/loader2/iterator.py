@@ -72,7 +72,7 @@ class DataLoader2Iterator(Iterator[T], Generic[T]):
     def __next__(self) -> T:
         if self._over is not None:
             raise self._over
-        if self._inside:
+        if self._inside and not self._runner.inherited:
             raise busy()
         if self.ended or self._paused:
             raise StopIteration

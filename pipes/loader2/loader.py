@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -116,7 +117,9 @@ class DataLoader2(Generic[T]):
         self._on_changed_data = "raise"
         self._iterator: weakref.ref[DataLoader2Iterator[T]] | None = None
         self._fresh = True
-        self._advanced = self._beginning = False
+        self._advanced = False
+        # The process that is inside `iter`: a child that another thread forks meanwhile may call it, too.
+        self._beginning: int | None = None
         # Outputs of the runner that Ctrl-C kept from the user.
         self._not_given = 0
         self._runner: Runner | None = None
@@ -139,13 +142,13 @@ class DataLoader2(Generic[T]):
     def __iter__(self) -> DataLoader2Iterator[T]:
         if self._closed:
             raise RuntimeError("the loader was shut down; make a new one")
-        if self._beginning:
+        if self._beginning == os.getpid():
             raise busy()
         try:
-            self._beginning = True
+            self._beginning = os.getpid()
             iterator = self._begin()
         finally:
-            self._beginning = False
+            self._beginning = None
         return iterator
 
     def _begin(self) -> DataLoader2Iterator[T]:

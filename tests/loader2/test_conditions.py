@@ -22,6 +22,7 @@ from pipes import IterDataPipe
 from pipes.errors import BusyError
 from pipes.iter import IterableWrapper
 from pipes.loader2 import DataLoader2
+from pipes.loader2.engine import Engine
 
 pytestmark = pytest.mark.usefixtures("no_residue")
 every_method = pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
@@ -159,6 +160,55 @@ class TestForkedChild:
             assert self.of(iterate) == "(0, [0, 1, 2], True)"
             assert given + list(iterator) == list(range(400))
             assert loader.stats()["restarts"] == 0
+
+    @pytest.mark.parametrize("method", ["forkserver", "fork"])
+    def test_one_forked_while_a_thread_is_inside_iter(self, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        main, start = os.getpid(), Engine._start
+        inside, go_on = threading.Event(), threading.Event()
+
+        def wait_in_main(engine: Engine, worker: Any) -> None:
+            if os.getpid() == main:
+                inside.set()
+                assert go_on.wait(60)
+            start(engine, worker)
+
+        monkeypatch.setattr(Engine, "_start", wait_in_main)
+        with loader_of(numbers(), 2, multiprocessing_context=method) as loader:
+            given: list[int] = []
+            thread = threading.Thread(target=lambda: given.extend(loader))
+            thread.start()
+            assert inside.wait(60)
+            said = self.of(lambda: list(loader) == list(range(40)))
+            go_on.set()
+            thread.join()
+            assert said == "True"
+            assert given == list(range(40))
+
+    def test_one_forked_while_a_thread_is_inside_next(self) -> None:
+        pipe = numbers(8).map(lambda x: time.sleep(1 if x == 3 else 0) or x)
+        with loader_of(pipe, 1, prefetch=1) as loader:
+            iterator = iter(loader)
+            given = take(iterator, 3)
+            thread = threading.Thread(target=lambda: given.append(next(iterator)))
+            thread.start()
+            while loader._runner._reader is None:  # type: ignore[union-attr]
+                time.sleep(0.001)
+            said = self.of(lambda: next(iterator))
+            thread.join()
+            assert "forked from; iter(loader) starts others here" in said
+            assert given + list(iterator) == list(range(8))
+
+    def test_one_that_a_function_of_the_user_s_forks(self) -> None:
+        main, said = os.getpid(), []
+
+        def fork_at_five(element: int) -> int:
+            if element == 5 and os.getpid() == main:
+                said.append(self.of(lambda: list(loader) == list(range(40))))
+            return element
+
+        with loader_of(numbers().map(fork_at_five)) as loader:
+            assert list(loader) == list(range(40))
+        assert said == ["True"]
 
 
 def test_a_loader_in_use_is_neither_copied_nor_pickled() -> None:
