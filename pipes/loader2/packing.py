@@ -378,6 +378,12 @@ class _Segments:
         return done
 
     def read(self, size: int) -> bytes:
+        if self._pieces and size <= self._pieces[-1].nbytes:
+            piece = self._pieces.pop()
+            if size < piece.nbytes:
+                self._pieces.append(piece[size:])
+            # Copied once: it may be a text of gigabytes.
+            return bytes(piece[:size])
         data = bytearray(size)
         return bytes(data[: self.readinto(data)])
 

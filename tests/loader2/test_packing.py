@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import tracemalloc
 import types
 from typing import Any
 
@@ -242,3 +243,18 @@ def test_classes_of_main_resolve_to_mains_own(wire: Wire, monkeypatch: pytest.Mo
     packed = pack(theirs(), wire.pool)
     monkeypatch.setattr(sys.modules["__main__"], "Thing", ours)
     assert type(wire.receiver.unpack(packed.parts[0], packed.fds)) is ours
+
+
+def test_a_long_text_is_copied_once_on_its_way_to_the_unpickler(wire: Wire) -> None:
+    size = 40_000_000
+    packed = pack("x" * size, wire.pool)
+    parcel = wire.receiver.accept(b"".join(packed.parts), packed.fds)
+    tracemalloc.start()
+    try:
+        text = parcel.unpack()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert text == "x" * size
+    # the text and the bytes that it is decoded from
+    assert peak < 2.5 * size
