@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -55,6 +56,9 @@ def same(got: Any, sent: Any) -> None:
         assert vars(got) == vars(sent) if hasattr(sent, "__dict__") else True
         for key in sent:
             same(got[key], sent[key])
+    elif isinstance(sent, Mapping):
+        assert getattr(got, "batch_size", None) == getattr(sent, "batch_size", None)
+        same(dict(got.items()), dict(sent.items()))
     elif isinstance(sent, list | tuple):
         assert len(got) == len(sent)
         for one, other in zip(got, sent, strict=True):
