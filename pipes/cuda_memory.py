@@ -1,4 +1,5 @@
-"""What torch does not offer of CUDA's memory: page-locking of memory that is there already, and who shares the host's.
+"""What torch does not offer of CUDA's memory: page-locking of memory that is there already, until when that may still
+be read, and who shares the host's.
 
 Nothing here is called without a CUDA device, and importing it loads nothing of CUDA.
 """
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["lock_pages", "shares_host_memory", "unlock_pages"]
+__all__ = ["StreamsMark", "lock_pages", "shares_host_memory", "unlock_pages"]
 
 _PORTABLE = 1
 _ALREADY_REGISTERED = 712
@@ -38,11 +39,42 @@ def unlock_pages(address: int, device: torch.device) -> None:
     """Undo `lock_pages`, once all that the device was given is done; raises RuntimeError when the device has failed."""
     with torch.cuda.device(device):
         try:
-            # A copy that the user began may still read it.
-            torch.cuda.synchronize()
+            for index in _in_use():
+                # A copy that the user began may still read it.
+                torch.cuda.synchronize(index)
         finally:
             if int(_cudart().cudaHostUnregister(address)):
                 _forget_error(device)
+
+
+class StreamsMark:
+    """Marks what the current stream of each CUDA device in use was given so far.
+
+    While a CUDA graph is captured nothing can be marked, as its events cannot be asked for: then it is what they were
+    given until the capture has ended.
+    """
+
+    def __init__(self) -> None:
+        self._events: list[Any] | None = None
+        self._record()
+
+    def _record(self) -> None:
+        if self._events is None and not torch.cuda.is_current_stream_capturing():
+            self._events = [torch.cuda.current_stream(index).record_event() for index in _in_use()]
+
+    def query(self) -> bool:
+        self._record()
+        return self._events is not None and all(event.query() for event in self._events)
+
+    def synchronize(self) -> None:
+        for index in _in_use():
+            torch.cuda.synchronize(index)
+
+
+def _in_use() -> list[int]:
+    """The CUDA devices that this process has a context on; torch copies on the current stream of each."""
+    has_context = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
+    return [index for index in range(torch.cuda.device_count()) if has_context(index)]
 
 
 def _forget_error(device: torch.device) -> None:

@@ -114,5 +114,5 @@ def _on_the_host(memory: str) -> Device | None:
         _check_unified(found)
     if found.type == "mps" or memory == "unified":
         return HostDevice("unified")
-    place = torch.device(found.type, torch.accelerator.current_device_index())
-    return HostDevice("pinned", AcceleratorDevice(place, "pinned"))
+    # Which of them is settled by the first batch: a rank may name its own after its loader was made.
+    return HostDevice("pinned", AcceleratorDevice(torch.device(found.type), "pinned"))

@@ -5,7 +5,8 @@ Contract
   it. `wait` lets the user's current stream wait for a mark; the calling thread never waits.
 - The host memory of a copy must stay as it is until its mark is `query`ed as done: that is the caller's part.
 - What `copy` gave was allocated on the copying stream; `keep` tells the allocator that the user's stream uses it too,
-  so that the memory is not given to a later copy while the user's kernels still read it.
+  so that the memory is not given to a later copy while the user's kernels still read it. What is on the device already
+  was made in the user's stream: the copying stream waits for that, and the allocator is told of this use, too.
 - Page-locking is done once a slab. Where the system refuses it, batches pass through page-locked memory of torch's own
   (one copy in main each), which one warning says: as much as the copies under way need, of `prefetch + 1` batches at
   most. Where that is refused too, they are copied from ordinary memory, which the process waits for, as another says.
@@ -25,6 +26,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from pipes import cuda_memory
 
@@ -147,6 +149,8 @@ class AcceleratorDevice:
         self.device, self.memory, self.name = device, memory, str(device)
         self.dropping = False
         self._stream: Any = None
+        # The user's, while the copying stream is the current one.
+        self._users: Any = None
         self._locked: set[int] = set()
         self._pid = os.getpid()
         self._told: set[str] = set()
@@ -184,13 +188,17 @@ class AcceleratorDevice:
         return tensor.to(self.device, non_blocking=non_blocking)
 
     def mark_of_user(self) -> Mark:
-        """Mark what the user's current stream was given so far."""
+        """Mark what the user's current streams were given so far, that of each device that he may copy to."""
+        if self.device.type == "cuda":
+            return cuda_memory.StreamsMark()
         return self._user_stream().record_event()  # type: ignore[no-any-return]
 
     def _copy_stream(self) -> Any:
         if self._stream is None:
             self.bind()
             self._stream = torch.Stream(self.device)
+            # A function on the device may read what was made there before.
+            self._stream.wait_stream(self._user_stream())
         return self._stream
 
     def _user_stream(self) -> Any:
@@ -231,12 +239,14 @@ class AcceleratorDevice:
 
     def copying(self) -> AbstractContextManager[Any]:
         stream = self._copy_stream()
+        self._users = self._user_stream()
         return stream if hasattr(stream, "__enter__") else _current(stream)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.holds(tensor):
+            self.follow(tensor)
             return tensor
-        if self.memory == "pinned" and tensor.nbytes >= SMALL and _can_pin(tensor) and not self.is_pinned(tensor):
+        if self.memory == "pinned" and _can_pin(tensor) and tensor.nbytes >= SMALL and not self.is_pinned(tensor):
             tensor = self.stage(tensor)
         return self.send(tensor, non_blocking=self.memory != "pageable")
 
@@ -251,9 +261,22 @@ class AcceleratorDevice:
             )
             return tensor
 
+    def follow(self, tensor: torch.Tensor) -> None:
+        """Let the copying stream, inside `copying`, use what the user's stream made."""
+        stream = self._copy_stream()
+        if self._users is not None:
+            stream.wait_stream(self._users)
+        for part in _parts(tensor):
+            part.record_stream(stream)
+
     def move(self, value: Any) -> Any:
-        if _takes_non_blocking(type(value)):  # type: ignore[arg-type]
-            return value.to(self.device, non_blocking=True)
+        takes = _takes_non_blocking(type(value))  # type: ignore[arg-type]
+        if takes is not False:
+            try:
+                return value.to(self.device, non_blocking=True)
+            except TypeError:
+                if takes:
+                    raise
         return value.to(self.device)
 
     def record(self) -> Mark:
@@ -266,7 +289,8 @@ class AcceleratorDevice:
         stream = self._user_stream()
         for tensor in tensors:
             if self.holds(tensor):
-                tensor.record_stream(stream)
+                for part in _parts(tensor):
+                    part.record_stream(stream)
 
     def used(self) -> Mark | None:
         return None if self.dropping else self.mark_of_user()
@@ -313,12 +337,38 @@ def _current(stream: Any) -> Iterator[None]:
 
 
 @lru_cache(maxsize=256)
-def _takes_non_blocking(kind: type) -> bool:
-    """Whether a class's method `to` says that it takes `non_blocking`."""
+def _takes_non_blocking(kind: type) -> bool | None:
+    """Whether a class's method `to` says that it takes `non_blocking`; None where it may, as it takes any keyword."""
+    if issubclass(kind, PackedSequence):
+        return True
     try:
-        return issubclass(kind, PackedSequence) or "non_blocking" in inspect.signature(kind.to).parameters  # type: ignore[attr-defined]
+        parameters = inspect.signature(kind.to).parameters  # type: ignore[attr-defined]
     except (AttributeError, TypeError, ValueError):
         return False
+    if "non_blocking" in parameters:
+        return True
+    # TensorDict's, which without it waits for the device.
+    return None if any(each.kind is each.VAR_KEYWORD for each in parameters.values()) else False
+
+
+def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the plain tensors that hold a tensor's memory: `record_stream` is there for no others."""
+    wrapper: Any = tensor
+    if is_traceable_wrapper_subclass(wrapper):
+        for name in wrapper.__tensor_flatten__()[0]:
+            yield from _parts(getattr(wrapper, name))
+    elif tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    elif tensor.is_nested:
+        yield tensor.values()
+    elif tensor.is_quantized:
+        yield torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+    else:
+        yield tensor
 
 
 def _can_pin(tensor: torch.Tensor) -> bool:

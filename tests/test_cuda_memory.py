@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from pipes.cuda_memory import lock_pages, shares_host_memory, unlock_pages
+from pipes.cuda_memory import StreamsMark, lock_pages, shares_host_memory, unlock_pages
+from pipes.device_choice import resolve_device
 from pipes.devices import AcceleratorDevice
 from pipes.loader2.segments import create_segment, map_segment
 
@@ -20,7 +22,9 @@ class Runtime:
     """Page-locks at most `room` bytes; the last error stays until a kernel is blamed for it."""
 
     def __init__(self, room: int = 1 << 30) -> None:
-        self.room, self.locked, self.error, self.broken, self.waited = room, dict[int, int](), 0, False, 0
+        self.room, self.locked, self.error, self.broken = room, dict[int, int](), 0, False
+        #: Devices that were waited for, and those with a context.
+        self.waited, self.in_use = list[int](), {0}
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
         code = 712 if address in self.locked else 2 if sum(self.locked.values()) + nbytes > self.room else 0
@@ -34,8 +38,8 @@ class Runtime:
         self.error = code or self.error
         return code
 
-    def synchronize(self) -> None:
-        self.waited += 1
+    def synchronize(self, index: int) -> None:
+        self.waited.append(index)
         if self.broken:
             raise RuntimeError("CUDA error: the device fell off the bus")
 
@@ -52,6 +56,8 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "synchronize", runtime.synchronize)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda index: index in runtime.in_use, raising=False)
     monkeypatch.setattr(torch, "ones", runtime.launch)
     return runtime
 
@@ -62,7 +68,7 @@ def test_a_refusal_is_not_left_for_the_users_next_kernel(runtime: Runtime) -> No
     assert lock_pages(1 << 21, 4096, DEVICE) == "cudaHostRegister failed with code 2"
     assert runtime.error == 0
     unlock_pages(1 << 20, DEVICE)
-    assert (runtime.locked, runtime.waited) == ({}, 1)
+    assert (runtime.locked, runtime.waited) == ({}, [0])
 
 
 def test_what_an_earlier_mapping_left_locked_is_locked_anew(runtime: Runtime) -> None:
@@ -72,6 +78,52 @@ def test_what_an_earlier_mapping_left_locked_is_locked_anew(runtime: Runtime) ->
     unlock_pages(1 << 20, DEVICE)
     unlock_pages(1 << 20, DEVICE)
     assert runtime.error == 0
+
+
+def test_what_each_device_in_use_may_still_read_is_waited_for(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime.in_use = {0, 2}
+    done = {0: True, 2: False}
+
+    def stream_of(index: int) -> Any:
+        return SimpleNamespace(record_event=lambda: SimpleNamespace(query=lambda: done[index]))
+
+    capturing = True
+    monkeypatch.setattr(torch.cuda, "current_stream", stream_of)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    marks = [StreamsMark(), AcceleratorDevice(DEVICE, "pinned").used()]
+    done[2] = True
+    # An event of a capture could never be asked for.
+    assert [mark.query() for mark in marks if mark is not None] == [False, False]
+    capturing, done[2] = False, False
+    assert [mark.query() for mark in marks if mark is not None] == [False, False]
+    done[2] = True
+    assert [mark.query() for mark in marks if mark is not None] == [True, True]
+    lock_pages(1 << 20, 4096, DEVICE)
+    unlock_pages(1 << 20, DEVICE)
+    assert runtime.waited == [0, 2]
+
+
+def test_page_locked_memory_is_of_the_device_that_is_current_at_the_first_batch(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current, locked_on = 0, list[torch.device]()
+
+    def on(device: torch.device) -> Any:
+        locked_on.append(device)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: current)
+    monkeypatch.setattr(torch.cuda, "device", on)
+    device = resolve_device(None, "pinned")
+    assert device is not None
+    # A rank may name its GPU after its loader was made; a context on the first one would cost all ranks its memory.
+    current = 3
+    device.page_lock(1 << 20, 4096)
+    assert locked_on == [torch.device("cuda", 3)]
 
 
 def is_mapped(address: int) -> bool:

@@ -17,6 +17,7 @@ from pipes.device_choice import resolve_device
 from pipes.devices import AcceleratorDevice, BlockingDevice, HostDevice
 from pipes.errors import DeviceError
 from pipes.loader2.fake_device import FakeDevice
+from pipes.moving import Sender
 
 HAS_NONE = not torch.accelerator.is_available()
 
@@ -142,7 +143,7 @@ def test_the_copying_stream_is_the_current_one_also_where_torchs_streams_are_no_
 
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: index)
     monkeypatch.setattr(torch.accelerator, "set_device_index", set_index)
-    monkeypatch.setattr(torch.accelerator, "current_stream", lambda: streams[index])
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device=None: streams[index])
     monkeypatch.setattr(torch.accelerator, "set_stream", set_stream)
     device = AcceleratorDevice(torch.device("cuda", 1), "pinned")
     device._stream = own = SimpleNamespace(device_index=1)
@@ -159,6 +160,99 @@ def test_the_copying_stream_is_the_current_one_also_where_torchs_streams_are_no_
     assert (index, streams) == (0, ["main 0", "main 1"])
 
 
+class Stream:
+    """Notes what it waits for, and its marks."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.waited = name, list[str]()
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waited.append(other.name)
+
+    def record_event(self) -> Any:
+        return SimpleNamespace(query=lambda: True)
+
+    def wait_event(self, mark: Any) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def kept_by(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """Note what `record_stream` is called for, as strictly as torch does it: plain, strided tensors alone."""
+    found = list[tuple[int, str]]()
+
+    def record(tensor: torch.Tensor, stream: Stream) -> None:
+        assert type(tensor) is torch.Tensor
+        assert (tensor.layout, tensor.is_nested, tensor.is_quantized) == (torch.strided, False, False)
+        found.append((tensor.untyped_storage().data_ptr(), stream.name))
+
+    monkeypatch.setattr(torch.Tensor, "record_stream", record)
+    return found
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> tuple[Stream, Stream]:
+    """Let the CPU pass for an accelerator with these streams: the copies' and the user's."""
+    own, users = Stream("copies"), Stream("user's")
+    monkeypatch.setattr(torch, "Stream", lambda device: own)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: users)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(AcceleratorDevice, "bind", lambda self: None)
+    return own, users
+
+
+def test_what_is_on_the_device_already_is_waited_for_and_kept(
+    streams: tuple[Stream, Stream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, _ = streams
+    kept = kept_by(monkeypatch)
+    here = torch.ones(3)
+    sender = Sender(AcceleratorDevice(torch.device("cpu"), "pinned"), on_device=lambda batch: batch[0])
+    sent = sender.send([here])
+    # What on_device read as it began, and what this batch brought.
+    assert own.waited == ["user's", "user's"]
+    assert kept == [(here.data_ptr(), "copies")]
+    assert sender.hand_over(sent) is here
+    assert kept[1:] == [(here.data_ptr(), "user's")] * 2
+    # Copies wait for nothing of the user's.
+    elsewhere = Sender(AcceleratorDevice(torch.device("meta"), "pinned"))
+    elsewhere.hand_over(elsewhere.send([torch.ones(3)]))
+    assert own.waited[2:] == ["user's"]
+
+
+@pytest.mark.filterwarnings("ignore:(?s).*([Ss]parse|[Qq]uanti|nested tensors)")
+def test_the_memory_of_every_layout_is_kept(streams: tuple[Stream, Stream], monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = kept_by(monkeypatch)
+    eye, rows = torch.eye(4), [torch.ones(2, 3), torch.ones(1, 3)]
+    coo, csr, csc, bsr = eye.to_sparse(), eye.to_sparse_csr(), eye.to_sparse_csc(), eye.to_sparse_bsr((2, 2))
+    nested, jagged = torch.nested.nested_tensor(rows), torch.nested.nested_tensor(rows, layout=torch.jagged)
+    quantized = torch.quantize_per_tensor(eye, 0.1, 0, torch.qint8)
+    batch = {
+        coo: [coo._indices(), coo._values()],
+        csr: [csr.crow_indices(), csr.col_indices(), csr.values()],
+        csc: [csc.ccol_indices(), csc.row_indices(), csc.values()],
+        bsr: [bsr.crow_indices(), bsr.col_indices(), bsr.values()],
+        nested: [nested.values()],
+        jagged: [jagged.values(), jagged.offsets()],
+        quantized: [quantized],
+    }
+    device = AcceleratorDevice(torch.device("cpu"), "pinned")
+    for tensor, parts in batch.items():
+        kept.clear()
+        device.keep([tensor])
+        assert {(part.untyped_storage().data_ptr(), "user's") for part in parts} <= set(kept)
+    elsewhere = AcceleratorDevice(torch.device("meta"), "pinned")
+    # Of what has no bytes to be counted none is asked.
+    assert [elsewhere.copy(tensor).layout for tensor in (coo, csr, csc, bsr)] == [
+        tensor.layout for tensor in (coo, csr, csc, bsr)
+    ]
+
+
 class Takes:
     def to(self, device: Any, *, non_blocking: bool = False) -> Any:
         return non_blocking
@@ -169,9 +263,21 @@ class TakesNot:
         return False
 
 
+class TakesAny:
+    def to(self, *args: Any, **options: Any) -> Any:
+        return options.get("non_blocking", False)
+
+
+class Forwards:
+    def to(self, *args: Any, **options: Any) -> Any:
+        return TakesNot().to(*args, **options)
+
+
 def test_objects_that_can_are_moved_without_the_process_waiting() -> None:
     device = AcceleratorDevice(torch.device("meta"), "pinned")
     assert device.move(Takes()) is True
+    assert device.move(TakesAny()) is True
+    assert device.move(Forwards()) is False
     packed = device.move(pack_sequence([torch.ones(3), torch.ones(2)]))
     assert (packed.data.device.type, packed.batch_sizes.device.type) == ("meta", "cpu")
     assert device.move(TakesNot()) is False

@@ -181,6 +181,15 @@ def test_objects_move_themselves() -> None:
     assert any(tensor is output.data for tensor in tensors)
 
 
+def test_a_real_tensordict_moves_itself_without_the_process_waiting() -> None:
+    tensordict = pytest.importorskip("tensordict")
+    batch = tensordict.TensorDict({"x": X, "more": {"y": torch.ones(2)}}, batch_size=[2])
+    device = AcceleratorDevice(torch.device("meta"), "pinned")
+    [there], tensors = moved([batch], device)
+    assert (type(there), there.batch_size, there.device.type) == (type(batch), batch.batch_size, "meta")
+    assert {id(there["x"]), id(there["more", "y"])} <= {id(tensor) for tensor in tensors}
+
+
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
     torch.float32, torch.float64, torch.complex32, torch.complex64, torch.complex128, torch.float8_e4m3fn,
