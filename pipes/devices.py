@@ -35,6 +35,7 @@ __all__ = ["AcceleratorDevice", "Device", "HostDevice", "Mark", "Memory"]
 _logger = logging.getLogger("pipes.devices")
 
 Memory = Literal["auto", "pinned", "unified", "pageable"]
+_ADVICE = "Raise the limit of locked memory (`ulimit -l`), or lower prefetch= and max_held= of the reading service"
 #: Tensors smaller than this are copied by the driver itself before a copy call returns, pinned or not.
 SMALL = 1 << 16
 
@@ -151,8 +152,8 @@ class AcceleratorDevice:
         self._stream: Any = None
         # The user's, while the copying stream is the current one.
         self._users: Any = None
-        self._locked: set[int] = set()
-        self._pid = os.getpid()
+        # By address, the process that page-locked it.
+        self._locked: dict[int, int] = {}
         self._told: set[str] = set()
 
     # What the driver does; a fake device has its own of these.
@@ -211,12 +212,13 @@ class AcceleratorDevice:
             return
         why = self.lock_pages(address, nbytes)
         if why is None:
-            self._locked.add(address)
+            self._locked[address] = os.getpid()
         else:
+            # No limit keeps torch for XPU from it.
+            advice = "" if self.device.type == "xpu" else f". {_ADVICE}"
             self._tell_once(
                 f"shared memory of the workers cannot be page-locked ({why}): every batch is copied once in this "
-                "process to page-locked memory of torch's own, which is slower. Raise the limit of locked memory "
-                "(`ulimit -l`), or lower prefetch= and max_held= of the reading service"
+                f"process to page-locked memory of torch's own, which is slower{advice}"
             )
 
     def _tell_once(self, sentence: str) -> None:
@@ -231,8 +233,8 @@ class AcceleratorDevice:
 
     def page_unlock(self, address: int, nbytes: int) -> None:
         # The pages belong to the process that locked them, not to a child forked from it.
-        if os.getpid() == self._pid and address in self._locked:
-            self._locked.discard(address)
+        if self._locked.get(address) == os.getpid():
+            del self._locked[address]
             # A device that failed says so at its next use; the memory must go all the same.
             with suppress(Exception):
                 self.unlock_pages(address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import warnings
@@ -306,6 +307,32 @@ def test_without_page_locked_memory_batches_are_copied_from_ordinary_memory_and_
         "shared memory of the workers cannot be page-locked",
         "page-locked memory cannot be had",
     ]
+
+
+def test_pages_are_unlocked_by_the_process_that_locked_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, process = FakeDevice(), 1
+    monkeypatch.setattr(os, "getpid", lambda: process)
+    # A child forked before its first batch, which locks for itself.
+    process = 2
+    device.page_lock(4096, 4096)
+    process = 3
+    device.page_unlock(4096, 4096)
+    assert device.locked == 4096
+    process = 2
+    device.page_unlock(4096, 4096)
+    assert device.locked == 0
+
+
+def test_the_advice_of_a_warning_fits_the_device() -> None:
+    told = []
+    for kind in ("xpu", "cuda"):
+        device = AcceleratorDevice(torch.device(kind, 0), "pinned")
+        if kind == "cuda":
+            device.lock_pages = lambda address, nbytes: "no room"  # type: ignore[method-assign]
+        with pytest.warns(RuntimeWarning, match="cannot be page-locked") as found:
+            device.page_lock(0, 1)
+        told.append("ulimit" in str(found[0].message))
+    assert told == [False, True]
 
 
 def test_where_warnings_are_errors_a_slower_way_is_logged(caplog: pytest.LogCaptureFixture) -> None:
