@@ -108,7 +108,7 @@ def _on_the_host(memory: str) -> Device | None:
     if found is None:
         raise DeviceError(
             f"memory={memory!r} {_PURPOSE[memory]}, and torch {torch.__version__} sees none here: use memory='auto', "
-            "which picks what the machine has"
+            "which picks what the machine has, and leave out .pin_memory()"
         )
     if memory == "unified":
         _check_unified(found)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -226,7 +227,7 @@ class AcceleratorDevice:
         if about not in self._told:
             self._told.add(about)
             try:
-                warnings.warn(sentence, RuntimeWarning, stacklevel=3)
+                warnings.warn(sentence, RuntimeWarning, stacklevel=_users_level())
             except RuntimeWarning:
                 # Where warnings are errors, a batch that is only slower must not end the epoch.
                 _logger.warning(sentence)
@@ -322,6 +323,15 @@ class BlockingDevice(AcceleratorDevice):
 
     def used(self) -> Mark | None:
         return None
+
+
+def _users_level() -> int:
+    """The `stacklevel` by which the caller's warning names the user's line."""
+    here = os.path.dirname(__file__) + os.sep
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(here):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 @contextmanager

@@ -103,12 +103,15 @@ class _Move:
     def _call(self, move: Callable[[Any], Any], value: Any, path: str) -> Any:
         try:
             return move(value)
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
+            error.add_note(
+                f"while {path} ({_kind_of(value)}) was copied to {self._device.name}: make batches smaller, or lower "
+                "prefetch= of .to_device(...), 2 by default, which is how many lie there beside yours"
+            )
             raise
         except Exception as error:
-            what = f"{value.dtype} tensor" if isinstance(value, torch.Tensor) else type(value).__name__
             raise DeviceError(
-                f"{path} ({what}) cannot be moved to {self._device.name}: {type(error).__name__}: {error}"
+                f"{path} ({_kind_of(value)}) cannot be moved to {self._device.name}: {type(error).__name__}: {error}"
             ) from error
 
     def _array(self, array: np.ndarray[Any, Any], path: str) -> Any:
@@ -165,6 +168,10 @@ class _Move:
 
 
 _UNFINISHED = object()
+
+
+def _kind_of(value: Any) -> str:
+    return f"{value.dtype} tensor" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _filled(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:

@@ -210,8 +210,11 @@ def test_no_room_on_the_device_for_what_is_ahead_is_no_error_until_its_turn() ->
             if len(given) > 10:
                 kept.append(batch)
 
-        with pytest.raises(torch.OutOfMemoryError):
+        with pytest.raises(torch.OutOfMemoryError) as raised:
             note_all(loader, given, keep_from_the_tenth)
+        assert [note.partition(":")[0] for note in raised.value.__notes__] == [
+            "while batch['x'] (torch.int64 tensor) was copied to fake"
+        ]
         assert len(given) == 12
         state = loader.state_dict()
     assert given == expected[:12]
@@ -268,7 +271,7 @@ def test_where_memory_cannot_be_page_locked_batches_pass_through_the_calling_pro
     device = FakeDevice(bandwidth=SIZE * 8 / 0.03, lockable=0)
     with loader_to(device) as loader, pytest.warns(RuntimeWarning, match="cannot be page-locked") as told:
         assert read_all(device, iter(loader)) == order_of()
-    assert len(told) == 1
+    assert [warning.filename for warning in told] == [__file__]
     assert (device.sent, device.staged) == (0, COUNT * SIZE * 8)
     # The copies of prefetch + 1 batches are under way at most, each with a tensor of 8 bytes beside the large one.
     assert 2 * SIZE * 8 < device.most_staged <= 3 * (SIZE * 8 + 8)
