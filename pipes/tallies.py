@@ -13,6 +13,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+import torch
+
 from pipes.error_policy import (
     LONGEST,
     MaxErrors,
@@ -48,16 +50,22 @@ _NEVER_SKIPPED = (
     WorkerError,
     ImportError,
     MemoryError,
+    torch.OutOfMemoryError,
 )
 
 # No more descriptors, memory or space.
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC))
+
+# How torch says in a RuntimeError that the system has no memory left.
+_NO_MEMORY = "DefaultCPUAllocator: "
 
 _log = logging.getLogger("pipes")
 
 
 def _is_elsewhere(error: Exception) -> bool:
     """Whether an error says nothing about the element, so that another run, or machine, would not meet it there."""
+    if isinstance(error, RuntimeError) and _NO_MEMORY in str(error):
+        return True
     return isinstance(error, _NEVER_SKIPPED) or (isinstance(error, OSError) and error.errno in _EXHAUSTED)
 
 

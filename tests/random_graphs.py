@@ -43,6 +43,20 @@ def filtered(pipe: Pipe, draw: random.Random) -> Pipe:
     return pipe.filter(lambda x: mark(x) % share != rest)
 
 
+def tolerant(pipe: Pipe, draw: random.Random) -> Pipe:
+    rest, share, first = draw.randrange(4), draw.choice([2, 4]), draw.randrange(2)
+
+    def fail(element: Any) -> Any:
+        if mark(element) % share == rest:
+            raise ValueError("bad")
+        return element
+
+    def stand_in(error: Exception, element: Any) -> Any:
+        return ("replaced", element) if mark(element) % 3 == first else None
+
+    return pipe.map(fail, on_error=draw.choice(["skip", stand_in]), max_errors=None)
+
+
 def batched_and_back(pipe: Pipe, draw: random.Random) -> Pipe:
     pipe = pipe.batch(draw.randint(1, 5), drop_last=draw.random() < 0.3)
     return (pipe.shuffle(draw.randint(1, 4)) if draw.random() < 0.5 else pipe).unbatch()
@@ -81,7 +95,10 @@ def joined(pipe: Pipe, draw: random.Random) -> Pipe:
 
 
 SIMPLE = (shuffled, mapped, keyed, counted)
-STAGES = (*SIMPLE, filtered, batched_and_back, expanded, cut_short, repeated, forked_and_zipped, split_and_joined)
+STAGES = (
+    *SIMPLE,
+    *(filtered, tolerant, batched_and_back, expanded, cut_short, repeated, forked_and_zipped, split_and_joined),
+)
 
 
 def simple(pipe: Pipe, draw: random.Random) -> Pipe:
@@ -140,9 +157,16 @@ class RandomGraph:
             pipe = pipe.batch(self.batch)
         return pipe.map(bulky) if self.bulk else pipe
 
-    def expected(self) -> list[list[Any]]:
+    def expected(self) -> list[tuple[list[Any], dict[str, Any]]]:
+        """Return the outputs of each epoch, and what its stages skipped and replaced."""
         with loader_of(self.graph(), 0, self.streams) as loader:
-            return [[plain(output) for output in loader] for _ in range(self.epochs)]
+            return [([plain(output) for output in loader], errors_of(loader)) for _ in range(self.epochs)]
+
+
+def errors_of(loader: Any) -> dict[str, Any]:
+    """Return how many elements each stage took, skipped and replaced in this epoch, less those that skipped none."""
+    errors = loader.stats()["errors"].items()
+    return {stage: tuple(counts[name] for name in ("taken", "skipped", "replaced")) for stage, counts in errors}
 
 
 def write_shards(folder: Path) -> None:

@@ -4,8 +4,9 @@
     python tests/soak.py --graphs 1 --seed 1000019       # one graph again: each prints its seed when it fails
 
 Every output is compared with that of a run in one process, when it comes and again a few outputs later, when its memory
-may have been used for another. The same seed gives the same graphs, events and deaths; when in an output a signal hits
-is up to the system. Ends with the sums, or at the first difference with both outputs and the seed.
+may have been used for another; so are the counts of skipped elements, at the end of each epoch. The same seed gives the
+same graphs, events and deaths; when in an output a signal hits is up to the system. Ends with the sums, or at the first
+difference with both outputs and the seed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Any
 
 import psutil
 from loading import loader_of, plain, through_json
-from random_graphs import RandomGraph, write_shards
+from random_graphs import RandomGraph, errors_of, write_shards
 from residue import Holdings, settled
 
 from pipes.loader2 import fault_points, process, slot, worker
@@ -46,6 +47,7 @@ class Tally:
     graphs: int = 0
     loaders: int = 0
     outputs: int = 0
+    skipped: int = 0
     signals: int = 0
     faults: int = 0
     restarts: int = 0
@@ -177,7 +179,7 @@ class Soak:
                 self.epoch, self.at = self.epoch + 1, 0
                 iterator = iter(loader)
             asked = True
-            if self._take(iterator):
+            if self._take(loader, iterator):
                 continue
             self.epoch, self.at = self.epoch + 1, 0
             if self.epoch == self.plan.epochs:
@@ -187,14 +189,17 @@ class Soak:
                 return
             iterator, asked = iter(loader), False
 
-    def _take(self, iterator: Iterator[Any]) -> bool:
+    def _take(self, loader: Any, iterator: Iterator[Any]) -> bool:
         """Take the next output and compare it; False at the end of the epoch."""
-        epoch = self.expected[self.epoch]
+        epoch, errors = self.expected[self.epoch]
         place = f"epoch {self.epoch}, output {self.at}, {self.where}"
         output = next(iterator, self)
         if output is self:
             if self.at < len(epoch):
                 self._differ(f"the end came instead of {epoch[self.at]!r:.300}", place, epoch[self.at :], [])
+            if errors_of(loader) != errors:
+                raise Difference(f"{place}: expected the counts {errors}\ncame                {errors_of(loader)}")
+            self.tally.skipped += sum(skipped + replaced for _, skipped, replaced in errors.values())
             return False
         self.tally.outputs += 1
         came = plain(output)

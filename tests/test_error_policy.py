@@ -167,6 +167,7 @@ class TestElements:
             StateError("s"),
             ImportError("no pillow"),
             MemoryError(),
+            torch.OutOfMemoryError(),
             ErrorBudgetExceeded("e"),
             OSError(errno.EMFILE, "Too many open files"),
         ],
@@ -177,6 +178,10 @@ class TestElements:
 
         with pytest.raises(type(error)):
             list(IterableWrapper(range(3)).map(fail, on_error="skip", max_errors=None))
+
+    def test_what_torch_raises_without_memory_is_raised(self) -> None:
+        with pytest.raises(RuntimeError, match="allocate memory"):
+            list(IterableWrapper([1 << 50]).map(torch.empty, on_error="skip", max_errors=None))
 
     @pytest.mark.parametrize("error", [SystemExit(2), KeyboardInterrupt(), GeneratorExit()])
     def test_what_is_no_exception_is_raised(self, error: BaseException) -> None:
