@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pipes.loader2.loader import DataLoader2
     from pipes.loader2.process import stop_forkserver
     from pipes.loader2.random import SeedGenerator
+    from pipes.loader2.ranks import GatheredState
     from pipes.loader2.reading_service import (
         InProcessReadingService,
         MultiProcessingReadingService,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DataLoader2",
     "DataLoader2Iterator",
+    "GatheredState",
     "InProcessReadingService",
     "LightningLoader",
     "MultiProcessingReadingService",
@@ -36,6 +38,7 @@ __all__ = [
 _HOME = {
     "DataLoader2": "loader",
     "DataLoader2Iterator": "iterator",
+    "GatheredState": "ranks",
     "InProcessReadingService": "reading_service",
     "LightningLoader": "lightning",
     "MultiProcessingReadingService": "reading_service",

@@ -12,6 +12,7 @@ was seen, the state is that of the next epoch's start. Reading never runs code. 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from pipes.loader2.streams import Plan, StreamState
 from pipes.saved import check_fingerprint, fingerprint, opened, sealed
 from pipes.state import count_from, damaged
 
-__all__ = ["Checkpoint", "check_tables", "read_state"]
+__all__ = ["Checkpoint", "check_place", "check_tables", "read_state"]
 
 
 @dataclass(frozen=True)
@@ -131,3 +132,19 @@ def _stream(value: Any, where: str) -> StreamState:
     return StreamState(
         table, at, given, ended, {stage: counts_from_data(each, stage) for stage, each in counts.items()}
     )
+
+
+def check_place(checkpoint: Checkpoint, rank: int, world: int, *, by_level: bool) -> None:
+    """Raise StateError unless one of `world` ranks can go on; `by_level` says that ranks and workers split apart."""
+    count = checkpoint.num_streams
+    if count < 1 or count % world:
+        raise StateError(f"the state's {count} streams cannot be spread over {world} ranks evenly")
+    if by_level and checkpoint.world != world:
+        raise StateError(
+            f"the graph is split by rank and by worker apart, and the state was saved by {checkpoint.world} ranks, "
+            f"not {world}: resume with as many, or split once, by .sharding_filter() without an argument"
+        )
+    own = range(rank, count, world)
+    if sum(number in own for number in checkpoint.streams) < len(own):
+        missing = list(itertools.islice((number for number in own if number not in checkpoint.streams), 8))
+        raise StateError(f"the state lacks streams {missing} of rank {rank}: pass the list of the states of all ranks")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 from pipes.loader2.loader import DataLoader2
+from pipes.loader2.ranks import of_all_ranks
 
 __all__ = ["LightningLoader"]
 
@@ -18,7 +19,8 @@ class LightningLoader(Generic[T]):
 
     Lightning takes one batch ahead from a loader without a length, and after the last batch of an epoch it asks for
     the state before it saw the end. So this takes one output ahead itself, and its state is that after the batch in
-    work; after the last, that of the next epoch's start. Asks the loader for a state at every output.
+    work; after the last, that of the next epoch's start. Asks the loader for a state at every output. Lightning keeps
+    the state of rank 0, so with several ranks it is the list of all their states, which all of them ask for at once.
 
     >>> from pipes.iter import IterableWrapper
     >>> loader = LightningLoader(DataLoader2(IterableWrapper(range(3))))
@@ -60,9 +62,9 @@ class LightningLoader(Generic[T]):
     def __len__(self) -> int:
         return len(self.loader)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the loader's state after the batch that the reader works on."""
-        return self._states[0] if self._states else self.loader.state_dict()
+    def state_dict(self) -> Any:
+        """Return the loader's state after the batch that the reader works on, or the list of those of all ranks."""
+        return of_all_ranks(self._states[0] if self._states else self.loader.state_dict())
 
     def load_state_dict(self, state: Any) -> None:
         """Go on, from the next `iter` on, where `state` was saved."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
 import warnings
 import weakref
@@ -16,12 +15,13 @@ from pipes.devices import Memory
 from pipes.error_policy import stats_of
 from pipes.errors import StateError
 from pipes.graph import clone
-from pipes.loader2.checkpoint import Checkpoint, check_tables, read_state
+from pipes.loader2.checkpoint import Checkpoint, check_place, check_tables, read_state
 from pipes.loader2.dealing import Dealer, check_read_once, cut
 from pipes.loader2.feeder import Feeder, take_off
 from pipes.loader2.in_process import ServiceEngine
 from pipes.loader2.iterator import DataLoader2Iterator, Runner
 from pipes.loader2.ownership import busy
+from pipes.loader2.ranks import rank_and_world, shared_seed
 from pipes.loader2.reading_service import InProcessReadingService, MultiProcessingReadingService
 from pipes.loader2.sharding import length_over_streams, warnings_of_sharding
 from pipes.loader2.streams import Plan, StreamState
@@ -101,14 +101,11 @@ class DataLoader2(Generic[T]):
         if hasattr(self.reading_service, "check"):
             self.reading_service.check(self._graph)
         self._explicit_streams = num_streams
-        self._rank, self._world = _rank()
-        self.num_streams = num_streams or max(1, workers) * self._world
-        if self.num_streams < 1 or self.num_streams % self._world:
-            raise ValueError(
-                f"num_streams must be a positive multiple of the world size {self._world}, not {num_streams}"
-            )
-        check_shard_points(self._graph, self.num_streams, self._world)
+        self._rank, self._world = rank_and_world()
+        self.num_streams = self._streams_for(self._world)
         self._seed: int | None = None
+        # Whether the seed is torch's, and not one that the user or a state brought.
+        self._drawn = False
         self._epoch = 0
         self._loaded: Checkpoint | None = None
         # Where the streams stood when the newest iterator was made.
@@ -133,11 +130,42 @@ class DataLoader2(Generic[T]):
         """The number of the epoch that runs, or of the next one when none does."""
         return self._epoch
 
+    def _streams_for(self, world: int) -> int:
+        """Return the number of streams of a new run of `world` ranks; raises when it or the graph does not allow it."""
+        count = self._explicit_streams or max(1, getattr(self.reading_service, "num_workers", 0)) * world
+        if count < 1 or count % world:
+            raise ValueError(
+                f"num_streams must be a positive multiple of the world size {world}, not {self._explicit_streams}"
+            )
+        check_shard_points(self._graph, count, world)
+        return count
+
+    def _join_group(self) -> None:
+        """Take in a process group that began after the loader was made, as trainers begin theirs."""
+        rank, world = rank_and_world()
+        # One that has ended leaves the loader as it was.
+        if world == 1 or (rank, world) == (self._rank, self._world):
+            return
+        if self._runner is not None:
+            raise RuntimeError(
+                f"the loader was iterated by rank {self._rank} of {self._world}, and this is now rank {rank} of "
+                f"{world}: make it, or iterate it first, when the process group is there"
+            )
+        if self._loaded is None:
+            self.num_streams = self._streams_for(world)
+        else:
+            check_place(self._loaded, rank, world, by_level=self._by_level)
+            check_shard_points(self._graph, self.num_streams, world)
+        if self._drawn:
+            self._seed = None
+        self._rank, self._world = rank, world
+
     def seed(self, seed: int) -> None:
         """Set the seed from the next `iter` on, as epoch 0; raises ValueError unless it fits 64 bits."""
         if not 0 <= seed < 1 << 64:
             raise ValueError(f"a seed lies in [0, 2**64), not {seed}")
         self._seed, self._epoch, self._fresh, self._loaded, self._begun = seed, 0, True, None, None
+        self._drawn = False
 
     def __iter__(self) -> DataLoader2Iterator[T]:
         if self._closed:
@@ -152,6 +180,7 @@ class DataLoader2(Generic[T]):
         return iterator
 
     def _begin(self) -> DataLoader2Iterator[T]:
+        self._join_group()
         previous = None if self._iterator is None else self._iterator()
         if previous is not None:
             previous.replace("iter(loader) was called again")
@@ -195,7 +224,7 @@ class DataLoader2(Generic[T]):
 
     def _plan(self) -> Plan:
         if self._seed is None:
-            self._seed = _shared_seed()
+            self._seed, self._drawn = shared_seed(), True
         return Plan(self._seed, self._epoch, self.num_streams, self._replicate, self._world, self._on_changed_data)
 
     def _states_to_run(self) -> dict[int, StreamState]:
@@ -215,6 +244,8 @@ class DataLoader2(Generic[T]):
         The state of an epoch whose end was seen is that of the start of the next one. Loading it into a loader of the
         same graph and `num_streams` gives the same outputs from there on, whatever the number of workers.
         """
+        if self._runner is None:
+            self._join_group()
         plan = self._plan()
         if self._loaded is not None:
             return self._loaded.to_json(self._graph)
@@ -246,40 +277,32 @@ class DataLoader2(Generic[T]):
         """
         if on_changed_data not in ("raise", "warn"):
             raise ValueError(f"on_changed_data must be 'raise' or 'warn', not {on_changed_data!r}")
+        self._join_group()
         checkpoint = read_state(state, self._graph, on_changed_data)
         count = checkpoint.num_streams
         if self._explicit_streams not in (None, count):
             raise StateError(
                 f"the state has num_streams={count}, the loader num_streams={self._explicit_streams}; leave it out"
             )
-        if count < 1 or count % self._world:
-            raise StateError(f"the state's {count} streams cannot be spread over {self._world} ranks evenly")
-        if self._by_level and checkpoint.world != self._world:
-            raise StateError(
-                f"the graph is split by rank and by worker apart, and the state was saved by {checkpoint.world} ranks, "
-                f"not {self._world}: resume with as many, or split once, by .sharding_filter() without an argument"
-            )
+        check_place(checkpoint, self._rank, self._world, by_level=self._by_level)
         check_shard_points(self._graph, count, self._world)
         if checkpoint.replicate != self._replicate:
             raise StateError("the state and the loader differ in sharding='replicate'; use the same")
-        own = range(self._rank, count, self._world)
-        if sum(number in own for number in checkpoint.streams) < len(own):
-            missing = list(itertools.islice((number for number in own if number not in checkpoint.streams), 8))
-            raise StateError(
-                f"the state lacks streams {missing} of rank {self._rank}: pass the list of the states of all ranks"
-            )
         if not getattr(self.reading_service, "changes_graph", True):
             # Else only those who run the changed graph can tell.
             plan = Plan(checkpoint.seed, checkpoint.epoch, count, checkpoint.replicate, self._world)
+            own = range(self._rank, count, self._world)
             check_tables(self._graph, plan, {number: checkpoint.streams[number] for number in own})
         previous = None if self._iterator is None else self._iterator()
         if previous is not None:
             previous.replace("load_state_dict() was called; iter(loader) goes on from that state")
         self._loaded, self._seed, self._epoch, self.num_streams = checkpoint, checkpoint.seed, checkpoint.epoch, count
         self._fresh, self._iterator, self._begun = True, None, None
-        self._on_changed_data = on_changed_data
+        self._on_changed_data, self._drawn = on_changed_data, False
 
     def __len__(self) -> int:
+        if self._runner is None:
+            self._join_group()
         own = range(self._rank, self.num_streams, self._world)
         try:
             return length_over_streams(self._graph, own, self.num_streams, self._world, not self._replicate)
@@ -371,22 +394,3 @@ class DataLoader2(Generic[T]):
 def _end(close: Callable[[], None]) -> None:
     close()
     atexit.unregister(close)
-
-
-def _rank() -> tuple[int, int]:
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
-
-
-def _shared_seed() -> int:
-    """Return torch's initial seed, rank 0's on every rank, without moving any generator."""
-    import torch
-    import torch.distributed as dist
-
-    seed = [torch.initial_seed() % (1 << 64)]
-    if _rank()[1] > 1:
-        dist.broadcast_object_list(seed, src=0)
-    return seed[0]

@@ -41,7 +41,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that gives the loader of one rank: it stands for torch.distributed."""
 
     def make(pipe: IterDataPipe[Any], workers: int, rank: int, world: int, streams: int | None = STREAMS) -> Any:
-        monkeypatch.setattr("pipes.loader2.loader._rank", lambda: (rank, world))
+        monkeypatch.setattr("pipes.loader2.loader.rank_and_world", lambda: (rank, world))
         return loader_of(pipe, workers, streams, prefetch=2, snapshot_every=3)
 
     return make
@@ -128,27 +128,78 @@ def test_the_state_of_one_rank_is_enough_for_the_same_world(ranks: Any) -> None:
         loader.load_state_dict(state)
 
 
+class TestAGroupThatBeginsLater:
+    """Trainers begin the process group when they have been given the loader."""
+
+    def begin(self, monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> None:
+        monkeypatch.setattr("pipes.loader2.loader.rank_and_world", lambda: (rank, world))
+
+    def test_the_loader_takes_its_share(self, monkeypatch: pytest.MonkeyPatch, ranks: Any) -> None:
+        for streams in (None, STREAMS):
+            expected = epochs_of(ranks(graph(), 2, 1, 2, streams))
+            self.begin(monkeypatch, 0, 1)
+            loader = loader_of(graph(), 2, streams)
+            assert len(loader) == 2 * len(expected[0]) or streams is None
+            self.begin(monkeypatch, 1, 2)
+            assert len(loader) == len(expected[0])
+            assert epochs_of(loader) == expected
+
+    def test_a_state_that_was_loaded_before(self, monkeypatch: pytest.MonkeyPatch, ranks: Any) -> None:
+        with ranks(graph(), 0, 0, 1) as loader:
+            take(iter(loader), 6)
+            state = loader.state_dict()
+        for rank in (0, 1):
+            with ranks(graph(), 0, rank, 2, None) as loader:
+                loader.load_state_dict(state)
+                expected = plain(list(loader))
+            with ranks(graph(), 0, 0, 1, None) as loader:
+                loader.load_state_dict(state)
+                self.begin(monkeypatch, rank, 3)
+                with pytest.raises(StateError, match="8 streams cannot be spread over 3"):
+                    iter(loader)
+                self.begin(monkeypatch, rank, 2)
+                assert plain(list(loader)) == expected
+
+    def test_one_that_was_iterated_before_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with loader_of(graph(), 0, 2) as loader:
+            take(iter(loader), 2)
+            self.begin(monkeypatch, 1, 2)
+            for use in (lambda: iter(loader), lambda: loader.load_state_dict(loader.state_dict())):
+                with pytest.raises(RuntimeError, match="iterated by rank 0 of 1, and this is now rank 1 of 2"):
+                    use()
+
+    def test_the_end_of_a_group_changes_nothing(self, monkeypatch: pytest.MonkeyPatch, ranks: Any) -> None:
+        expected = epochs_of(ranks(graph(), 0, 1, 2))
+        with ranks(graph(), 0, 1, 2) as loader:
+            first = plain(list(loader))
+            self.begin(monkeypatch, 0, 1)
+            assert [first, plain(list(loader))] == expected
+            assert sorted(loader.state_dict()["streams"]) == ["1", "3", "5", "7"]
+
+
 RANK = """
 import json, sys
 import torch, torch.distributed as dist
 from loading import plain, through_json, with_draws
 from pipes.iter import IterableWrapper
-from pipes.loader2 import DataLoader2, MultiProcessingReadingService
+from pipes.loader2 import DataLoader2, GatheredState, LightningLoader, MultiProcessingReadingService
 rank, store = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 torch.manual_seed(40 + rank)
 graph = IterableWrapper(range(50)).shuffle(7).sharding_filter().map(with_draws).batch(3)
 def loader_of_rank():
     return DataLoader2(graph, reading_service=MultiProcessingReadingService(2 * rank), num_streams=4)
 with loader_of_rank() as loader:
+    # as trainers do, which begin the group when they are given the loader; a state asked for before tells nothing
+    loader.state_dict()
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     first = plain(list(loader))
     iterator = iter(loader)
     for _ in range(3):
         next(iterator)
     state = loader.state_dict()
+    states = GatheredState(loader).state_dict()
+    assert LightningLoader(loader).state_dict() == states and states[rank] == state
     rest = plain(list(iterator))
-states = [None, None]
-dist.all_gather_object(states, state)
 torch.manual_seed(60 + rank)
 with loader_of_rank() as loader:
     loader.load_state_dict(through_json(states))

@@ -107,7 +107,7 @@ class Ranks:
         self.patch = patch
 
     def set(self, rank: int, world: int) -> None:
-        self.patch.setattr("pipes.loader2.loader._rank", lambda: (rank, world))
+        self.patch.setattr("pipes.loader2.loader.rank_and_world", lambda: (rank, world))
 
 
 @pytest.fixture

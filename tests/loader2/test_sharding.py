@@ -113,7 +113,7 @@ class TestTwoLevels:
     def run(graph: IterDataPipe[Any], world: int, patch: pytest.MonkeyPatch, streams: int = 4) -> list[list[Any]]:
         parts = []
         for rank in range(world):
-            patch.setattr("pipes.loader2.loader._rank", lambda rank=rank: (rank, world))
+            patch.setattr("pipes.loader2.loader.rank_and_world", lambda rank=rank: (rank, world))
             with loader_of(graph, 0, streams) as loader:
                 parts.append(list(loader))
         return parts
@@ -131,7 +131,7 @@ class TestTwoLevels:
 
     def test_workers_do_not_matter_but_ranks_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
         graph = numbers().sharding_filter(RANK).shuffle(5).sharding_filter(WORKER).batch(2)
-        monkeypatch.setattr("pipes.loader2.loader._rank", lambda: (1, 2))
+        monkeypatch.setattr("pipes.loader2.loader.rank_and_world", lambda: (1, 2))
         with loader_of(graph, 0, 4) as loader:
             expected = list(loader)
             loader.seed(3)
@@ -140,7 +140,7 @@ class TestTwoLevels:
         with loader_of(graph, 2) as loader:
             loader.load_state_dict(state)
             assert list(loader) == expected[4:]
-        monkeypatch.setattr("pipes.loader2.loader._rank", lambda: (0, 1))
+        monkeypatch.setattr("pipes.loader2.loader.rank_and_world", lambda: (0, 1))
         other = {**state, "streams": {str(number): state["streams"]["1"] for number in range(4)}}
         with pytest.raises(StateError, match=r"split by rank and by worker apart.*saved by 2 ranks, not 1"):
             loader_of(graph).load_state_dict(sealed(other))

@@ -1,0 +1,69 @@
+"""Which rank of a training this process is, and what the ranks tell each other, by torch.distributed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipes.loader2.loader import DataLoader2
+
+__all__ = ["GatheredState", "of_all_ranks", "rank_and_world", "shared_seed"]
+
+
+def rank_and_world() -> tuple[int, int]:
+    """Return the rank of this process and the number of ranks; (0, 1) without a process group."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def shared_seed() -> int:
+    """Return torch's initial seed, rank 0's on every rank, without moving any generator."""
+    import torch
+    import torch.distributed as dist
+
+    seed = [torch.initial_seed() % (1 << 64)]
+    if rank_and_world()[1] > 1:
+        dist.broadcast_object_list(seed, src=0)
+    return seed[0]
+
+
+def of_all_ranks(state: dict[str, Any]) -> Any:
+    """Return the list of the states of all ranks, which all call this; the state itself when there is one rank."""
+    import torch.distributed as dist
+
+    world = rank_and_world()[1]
+    if world == 1:
+        return state
+    states: list[Any] = [None] * world
+    dist.all_gather_object(states, state)
+    return states
+
+
+class GatheredState:
+    """The state of `loader` on all ranks, for trainers that keep what rank 0 gives them, as Accelerate does.
+
+    All ranks ask for it at the same moment, and each loads what rank 0 was given. With one rank it is the loader's own.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> from pipes.loader2 import DataLoader2
+    >>> loader = DataLoader2(IterableWrapper(range(6)).batch(2))
+    >>> iterator = iter(loader)
+    >>> first, state = next(iterator), GatheredState(loader).state_dict()
+    >>> GatheredState(loader).load_state_dict(state)
+    >>> list(loader)
+    [[2, 3], [4, 5]]
+    """
+
+    def __init__(self, loader: DataLoader2[Any]) -> None:
+        self.loader = loader
+
+    def state_dict(self) -> Any:
+        """Return the list of the states of all ranks, or the one there is."""
+        return of_all_ranks(self.loader.state_dict())
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on, from the next `iter` on, where all ranks stood; raises what `DataLoader2.load_state_dict` raises."""
+        self.loader.load_state_dict(state)
