@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import pytest
 import torch
+from contents import DTYPES, NOTED_BY_TORCH, of_dtype
 
 from pipes.iter import IterableWrapper
 from pipes.loader2 import DataLoader2, MultiProcessingReadingService
@@ -16,6 +19,8 @@ needs_cuda = pytest.mark.skipif(not IS_CUDA, reason="needs CUDA")
 needs_any = pytest.mark.skipif(ACCELERATOR is None, reason="needs an accelerator")
 
 COUNT, SIZE = 200, 1 << 20
+SIDE = 4096
+SENT = ("bool", "uint8", "int16", "uint32", "int64", "bfloat16", "float64", "complex32", "complex64", "float8_e4m3fn")
 
 
 def batch_of(number: int) -> dict[str, Any]:
@@ -93,3 +98,119 @@ def test_a_loader_without_room_on_the_device_can_be_closed() -> None:
     pipe = endless.to_device("cuda", on_device=lambda _: torch.empty(1 << 50, device="cuda"))
     with DataLoader2(pipe) as loader, pytest.raises(torch.OutOfMemoryError):
         next(iter(loader))
+
+
+def rare(number: int) -> dict[str, Any]:
+    """Tensors of every layout and dtype, and an object that moves itself."""
+    eye, rows = torch.eye(300), [torch.ones(200, 300), torch.zeros(100, 300)]
+    sparse = {"coo": eye.to_sparse(), "csr": eye.to_sparse_csr(), "csc": eye.to_sparse_csc()}
+    nested = {
+        "strided": torch.nested.nested_tensor(rows),
+        "jagged": torch.nested.nested_tensor(rows, layout=torch.jagged),
+    }
+    packed = torch.nn.utils.rnn.pack_sequence(rows)
+    dtypes = {name: of_dtype(DTYPES[name], 70_000, 1) for name in SENT}
+    return {"number": number, "sparse": sparse, "nested": nested, "packed": packed, "dtypes": dtypes}
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    return tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+@needs_cuda
+@pytest.mark.cuda
+@pytest.mark.usefixtures("no_residue")
+@pytest.mark.filterwarnings(NOTED_BY_TORCH)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_every_layout_and_dtype_comes_to_the_device(workers: int) -> None:
+    pipe = IterableWrapper(range(6)).sharding_filter().map(rare)
+    expected = rare(0)
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers), device="cuda") as loader:
+        for number, batch in enumerate(loader):
+            assert batch["number"] == number
+            for name, tensor in batch["sparse"].items():
+                assert tensor.device.type == "cuda"
+                assert tensor.layout == expected["sparse"][name].layout
+                assert tensor.to_dense().cpu().equal(torch.eye(300))
+            for tensor in batch["nested"].values():
+                assert tensor.device.type == "cuda"
+                assert [int(row.sum()) for row in tensor.unbind()] == [200 * 300, 0]
+            assert batch["packed"].data.device.type == "cuda"
+            assert batch["packed"].data.cpu().equal(expected["packed"].data)
+            for name, tensor in batch["dtypes"].items():
+                assert (tensor.device.type, str(tensor.dtype)) == ("cuda", f"torch.{name}")
+                assert raw(tensor) == raw(expected["dtypes"][name])
+
+
+@needs_cuda
+@pytest.mark.cuda
+@pytest.mark.usefixtures("no_residue")
+def test_a_batch_that_is_on_the_device_already_is_waited_for() -> None:
+    def there(number: int) -> torch.Tensor:
+        # Late: the kernels before it run longer than the copying stream would take to come to it.
+        slow = torch.ones(SIDE, SIDE, device="cuda")
+        for _ in range(20):
+            slow = slow @ slow / SIDE
+        return torch.full((SIZE,), number, device="cuda") + slow[0, 0].int() - 1
+
+    moved = IterableWrapper(range(10)).map(there).to_device("cuda", on_device=lambda batch: batch * 2)
+    with DataLoader2(moved) as loader:
+        answers = [all_equal(batch, 2 * number) for number, batch in enumerate(loader)]
+    assert all(bool(answer) for answer in answers)
+
+
+@needs_cuda
+@pytest.mark.cuda
+@pytest.mark.usefixtures("no_residue")
+def test_a_batch_dropped_while_a_graph_is_captured_goes_back_after_it() -> None:
+    total = torch.zeros(1, device="cuda")
+    total.add_(1)
+    with loader_to(None, memory="pinned") as loader:
+        batches = iter(loader)
+        batch = next(batches)
+        number = int(batch["name"])
+        answers = [all_equal(batch["x"].to("cuda", non_blocking=True), number)]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            total.add_(1)
+            del batch
+        graph.replay()
+        for batch in batches:
+            answers.append(all_equal(batch["x"].to("cuda", non_blocking=True), int(batch["name"])))
+            del batch
+    assert len(answers) == COUNT
+    assert all(bool(answer) for answer in answers)
+    assert int(total) == 2
+
+
+@pytest.mark.skipif(not IS_CUDA or torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.cuda
+@pytest.mark.usefixtures("no_residue")
+def test_page_locked_batches_wait_for_copies_to_other_devices() -> None:
+    answers = []
+    with loader_to(None, memory="pinned") as loader:
+        for batch in loader:
+            answers.append(all_equal(batch["x"].to("cuda:1", non_blocking=True), int(batch["name"])))
+            del batch
+    assert all(bool(answer) for answer in answers)
+
+
+@needs_any
+@pytest.mark.cuda
+@pytest.mark.mps
+@pytest.mark.usefixtures("no_residue")
+def test_a_worker_that_dies_loses_nothing_and_a_state_leaves_out_what_was_ahead() -> None:
+    assert ACCELERATOR is not None
+    with loader_to(ACCELERATOR.type) as loader:
+        batches = iter(loader)
+        begun = [next(batches) for _ in range(20)]
+        os.kill(loader.stats()["workers"][0], signal.SIGKILL)
+        with pytest.warns(RuntimeWarning, match="SIGKILL"):
+            begun += [next(batches) for _ in range(100)]
+        state = loader.state_dict()
+        # Copies of what is ahead are under way when the loader is closed.
+    with loader_to(ACCELERATOR.type) as other:
+        other.load_state_dict(state)
+        begun += list(other)
+    assert [int(batch["name"]) for batch in begun] == list(range(COUNT))
+    assert all(bool(all_equal(batch["x"], number)) for number, batch in enumerate(begun))
