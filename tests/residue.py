@@ -105,11 +105,17 @@ def _used_by_strangers(name: str) -> bool:
     """Whether a process outside our tree has this shared memory open: other programs' names come and go meanwhile."""
     ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     path = f"/dev/shm/{name}"
+    try:
+        # A mapping of a POSIX semaphore bears the name of the file that it was first made as.
+        inode = os.stat(path).st_ino
+    except OSError:
+        return True
     for process in psutil.process_iter():
         if process.pid in ours:
             continue
         try:
-            if path in Path(f"/proc/{process.pid}/maps").read_text(errors="replace"):
+            lines = Path(f"/proc/{process.pid}/maps").read_text(errors="replace").splitlines()
+            if any("/dev/shm/" in line and int(line.split()[4]) == inode for line in lines):
                 return True
             if any(os.readlink(entry) == path for entry in Path(f"/proc/{process.pid}/fd").iterdir()):
                 return True

@@ -70,6 +70,28 @@ def test_shared_memory() -> None:
     assert settled(before, seconds=10)
 
 
+STRANGER = """
+import multiprocessing, os, sys
+if os.fork():
+    os._exit(0)
+semaphore = multiprocessing.get_context("spawn").Semaphore()
+print(semaphore._semlock.name, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm here")
+def test_a_semaphore_of_another_program_is_not_ours() -> None:
+    before = Holdings.now()
+    command = [sys.executable, "-c", STRANGER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert Path(f"/dev/shm/sem.{parent.stdout.readline().strip().removeprefix('/')}").exists()
+        parent.wait()
+        assert "sem.mp-" not in news(before)
+    assert settled(before, seconds=10)
+
+
 def test_nothing_new_is_settled_at_once(no_residue: None) -> None:
     assert settled(Holdings.now(), seconds=0)
 
