@@ -74,6 +74,15 @@ def test_a_store_that_does_not_start_says_why(tmp_path: Path) -> None:
     assert not list(temporary.iterdir())
 
 
+def test_examples_of_training_code_are_short() -> None:
+    lengths = [
+        len((EXAMPLES / name).read_text().splitlines())
+        for name in os.listdir(EXAMPLES)
+        if name.startswith(("02", "03", "04"))
+    ]
+    assert max(lengths) < 150
+
+
 @pytest.mark.usefixtures("no_residue")
 def test_networks_are_trained_in_bf16() -> None:
     done = run("02_train_on_the_device.py")
