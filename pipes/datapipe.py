@@ -17,6 +17,7 @@ from pipes.errors import GraphError
 from pipes.iteration import iterate, load_state_into, state_of
 from pipes.node import built_at
 from pipes.run import Node, Run
+from pipes.shares import rank_to_send
 from pipes.tree import parameters_of, tree_of
 from pipes.user_run import UserRun
 
@@ -53,7 +54,9 @@ Class = TypeVar("Class", bound=type)
 
 _HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 # What running leaves on a pipe and no copy of it takes along.
-_UNSAVED = frozenset({"_pipes_epoch", "_pipes_seed", "_seed_epoch", "_generation", "_iteration", "_sharding_told"})
+_UNSAVED = frozenset(
+    {"_pipes_epoch", "_pipes_seed", "_seed_epoch", "_generation", "_iteration", "_sharding_told", "_sent_by"}
+)
 _CATALOGUES = ("pipes.iter", "pipes.map")
 
 # A shard is (number of this stream, number of streams); the whole is one stream of one.
@@ -268,7 +271,12 @@ class IterDataPipe(ChainedIter[T_co], _Described, IterableDataset[T_co]):
         return stage(self, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in _UNSAVED}
+        return {name: value for name, value in self.__dict__.items() if name not in _UNSAVED} | rank_to_send()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.__dict__.get("_sent_by", (0,))[0] == os.getpid():
+            del self.__dict__["_sent_by"]  # a copy in one process
 
 
 def _make_user_run(self: Any, context: Context, stage: str) -> Run:

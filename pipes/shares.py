@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import warnings
 from types import FunctionType
 
 from pipes.context import Context
 from pipes.node import Node, describe_automatic_sharding
 
-__all__ = ["seed_of", "sharded_by_hand", "stream_of", "warn_of_automatic_sharding"]
+__all__ = ["rank_and_world", "rank_to_send", "seed_of", "sharded_by_hand", "stream_of", "warn_of_automatic_sharding"]
 
 
 def seed_of(pipe: Node) -> int:
@@ -30,7 +32,7 @@ def stream_of(nodes: list[Node]) -> tuple[int, int, int]:
     from torch.utils.data import get_worker_info
 
     info = get_worker_info()
-    rank, world = _rank()
+    rank, world = rank_and_world() if info is None else _rank_in_worker(nodes)
     workers, ranks = sharded_by_hand(nodes, 1 if info is None else info.num_workers, world)
     if ranks:
         rank, world = 0, 1
@@ -73,7 +75,7 @@ def warn_of_automatic_sharding(context: Context) -> None:
     context.last.__dict__["_sharding_told"] = True
     info = get_worker_info()
     where = describe_automatic_sharding(context.last)
-    if where is not None and (info is None or info.id == 0) and _rank()[0] == 0:
+    if where is not None and (info is None or info.id == 0) and rank_and_world()[0] == 0:
         warnings.warn(where, stacklevel=4)
 
 
@@ -83,10 +85,31 @@ def _initial_seed() -> int:
     return torch.initial_seed()
 
 
-def _rank() -> tuple[int, int]:
+def rank_and_world() -> tuple[int, int]:
     """Return the rank and the world size of the default process group; (0, 1) without one."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
+
+
+def rank_to_send() -> dict[str, tuple[int, int, int]]:
+    """Return what a pipe takes along when it is pickled by one of several ranks: process, rank and world size.
+
+    For the workers of torch's DataLoader that were not forked, and so have no process group.
+    """
+    rank, world = rank_and_world()
+    return {"_sent_by": (os.getpid(), rank, world)} if world > 1 else {}
+
+
+def _rank_in_worker(nodes: list[Node]) -> tuple[int, int]:
+    rank, world = rank_and_world()
+    parent = multiprocessing.parent_process()
+    if world == 1 and parent is not None:
+        for node in nodes:
+            sender, *place = node.__dict__.get("_sent_by", (0, 0, 1))
+            # A pipe may have been pickled long ago, in another training.
+            if sender == parent.pid:
+                rank, world = place
+    return rank, world

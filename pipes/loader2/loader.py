@@ -21,12 +21,13 @@ from pipes.loader2.feeder import Feeder, take_off
 from pipes.loader2.in_process import ServiceEngine
 from pipes.loader2.iterator import DataLoader2Iterator, Runner
 from pipes.loader2.ownership import busy
-from pipes.loader2.ranks import rank_and_world, shared_seed
+from pipes.loader2.ranks import shared_seed
 from pipes.loader2.reading_service import InProcessReadingService, MultiProcessingReadingService
 from pipes.loader2.sharding import length_over_streams, warnings_of_sharding
 from pipes.loader2.streams import Plan, StreamState
 from pipes.node import walk
 from pipes.shard_points import check_shard_points, splits_by_level
+from pipes.shares import rank_and_world
 from pipes.stages.wrapping import as_pipe
 
 __all__ = ["DataLoader2"]

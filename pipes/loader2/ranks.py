@@ -1,22 +1,15 @@
-"""Which rank of a training this process is, and what the ranks tell each other, by torch.distributed."""
+"""What the ranks of a training tell each other, by torch.distributed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pipes.shares import rank_and_world
+
 if TYPE_CHECKING:
     from pipes.loader2.loader import DataLoader2
 
-__all__ = ["GatheredState", "of_all_ranks", "rank_and_world", "shared_seed"]
-
-
-def rank_and_world() -> tuple[int, int]:
-    """Return the rank of this process and the number of ranks; (0, 1) without a process group."""
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
+__all__ = ["GatheredState", "of_all_ranks", "shared_seed"]
 
 
 def shared_seed() -> int:
