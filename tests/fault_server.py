@@ -51,6 +51,8 @@ class Step:
     """Close without an answer."""
     stall: float = 0.0
     """Wait this many seconds after `cut` bytes (or before the answer's head) and then go on."""
+    meet: threading.Barrier | None = None
+    """Answer when as many requests are there as it says, all together; close without an answer after 30 seconds."""
     etag: str | None = None
     body: bytes | None = None
     """From this request on the object has this body."""
@@ -176,6 +178,8 @@ class _Handler(BaseHTTPRequestHandler):
             fault.etags[key] = step.etag
         if step.stall and step.cut is None:
             time.sleep(step.stall)
+        if step.meet is not None:
+            step.meet.wait(30)
         if step.status != 200:
             self._error(step.status, step.code, step.headers, step.text)
         elif any(self.headers.get(name) != value for name, value in fault.needed.items()):

@@ -3,17 +3,22 @@
 Contract
 - An object appears under its key when all its bytes arrived, as the store checked by their MD5; until then, and after
   any failure or interrupt, the key has what it had before.
-- Up to `_SINGLE` bytes are one request, more are parts of a multipart upload, of which at most three are held.
-- Each request has the attempts and the deadline of the options. An upload that fails is aborted, so that the store
-  keeps no parts; where that fails too, the error's note names the upload.
+- Up to `_SINGLE` bytes are one request, more are parts of a multipart upload. `_AT_ONCE` of them are sent side by side,
+  each by a thread of the upload's own; with those that are being read and joined, at most `_AT_ONCE + 2` are held.
+- Each request has the attempts and the deadline of the options. An upload that fails, or is interrupted, begins no
+  more parts, waits for those under way (`_SECONDS_TO_END` at most), and is aborted, so that the store keeps no parts.
+  Where that fails, or a part was still under way, the error's note names the upload.
+- No thread is left after a success, nor after a failure once the parts under way have ended.
 - Completing an upload that was completed, its answer lost, is success if the object has the tag of its parts.
 """
 
 from __future__ import annotations
 
 import hashlib
+import threading
 from base64 import b64encode
 from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import count, islice
 from typing import IO, TYPE_CHECKING
 
@@ -27,7 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["upload"]
 
 _SINGLE = 16 << 20
-# A store takes 10,000 parts: parts that double every 2,000 reach 970 GiB, and the first 31 GiB need 16 MiB of memory.
+_AT_ONCE = 4
+_SECONDS_TO_END = 3.0
+# A store takes 10,000 parts: parts that double every 2,000 reach 970 GiB, and those of the first 31 GiB have 16 MiB.
 _PARTS_OF_A_SIZE = 2_000
 Buffer = bytes | bytearray | memoryview
 
@@ -47,40 +54,74 @@ def upload(store: S3Store, bucket: str, key: str, data: Buffer | IO[bytes]) -> s
     return Attempts(store.options, bucket, key).run(lambda _: store.uploads().put(bucket, key, head[0], digest))
 
 
+class _Stopped(BaseException):
+    """Another part failed."""
+
+
 class _Multipart:
     def __init__(self, store: S3Store, bucket: str, key: str) -> None:
         self._store, self._bucket, self._key = store, bucket, key
-        self._tags: list[str] = []
+        self._tags: dict[int, str] = {}
         self._id = ""
+        self._ending = threading.Event()
 
     def run(self, parts: Iterator[bytes]) -> str | None:
         self._id = self._attempts().run(lambda _: self._uploads().begin(self._bucket, self._key))
         try:
-            for part in parts:
-                self._send(part)
+            self._send_all(parts)
             return self._attempts().run(self._complete)
         except BaseException as error:
             self._abort(error)
             raise
 
-    def _send(self, data: bytes) -> None:
-        number, digest = len(self._tags) + 1, _md5(data)
+    def _send_all(self, parts: Iterator[bytes]) -> None:
+        sending: dict[Future[str], int] = {}
+        pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pipes S3 upload")
+        try:
+            for number, part in enumerate(parts, 1):
+                if len(sending) == _AT_ONCE:
+                    self._take_sent(sending)
+                sending[pool.submit(self._send, number, part)] = number
+                del part
+            while sending:
+                self._take_sent(sending)
+        except BaseException as error:
+            self._ending.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            if wait(sending, _SECONDS_TO_END).not_done:
+                add_note(error, f"upload {self._id} had parts under way, which may still be in the store")
+            raise
+        pool.shutdown()
+
+    def _take_sent(self, sending: dict[Future[str], int]) -> None:
+        for future in wait(sending, return_when=FIRST_COMPLETED).done:
+            self._tags[sending.pop(future)] = future.result()
+
+    def _send(self, number: int, data: bytes) -> str:
+        digest = _md5(data)
 
         def request(_: int) -> str:
             return self._uploads().part(self._bucket, self._key, self._id, number, data, digest)
 
-        self._tags.append(self._attempts().run(request))
+        return Attempts(self._store.options, self._bucket, self._key, self._pause).run(request)
+
+    def _pause(self, seconds: float) -> None:
+        if self._ending.wait(seconds):
+            raise _Stopped
 
     def _complete(self, attempt: int) -> str | None:
         try:
-            return self._uploads().complete(self._bucket, self._key, self._id, self._tags)
+            return self._uploads().complete(self._bucket, self._key, self._id, self._tags_in_order())
         except S3Failure as failure:
             if attempt and failure.code == "NoSuchUpload":
                 found = self._store.head(self._bucket, self._key).etag
-                if found and found == _tag_of_parts(self._tags):
+                if found and found == _tag_of_parts(self._tags_in_order()):
                     return found
                 failure.what = "the upload is gone, and the object is not the one that was sent"
             raise
+
+    def _tags_in_order(self) -> list[str]:
+        return [self._tags[number] for number in sorted(self._tags)]
 
     def _abort(self, error: BaseException) -> None:
         try:
