@@ -489,6 +489,7 @@ class ChainedIter(Generic[T_co]):
         *,
         endpoint_url: str | None = None,
         options: S3Options | None = None,
+        concurrency: int = 4,
         on_error: OnError = "raise",
         max_errors: MaxErrors = 0.1,
     ) -> S3FileSaver:

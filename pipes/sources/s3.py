@@ -19,6 +19,7 @@ from pipes.sources.s3_fetch import LEAST_READ_AHEAD
 from pipes.sources.s3_loading import ReadAheadRun
 from pipes.sources.s3_names import S3Url, split_s3_url
 from pipes.sources.s3_options import S3Options
+from pipes.sources.s3_upload import PARTS_AT_ONCE, checked_parts_at_once
 from pipes.sources.saving import SaverPipe, checked_mode, path_and_data, write_data
 from pipes.stages.wrapping import as_pipe
 from pipes.utils import StreamWrapper
@@ -218,14 +219,15 @@ class S3FileSaver(SaverPipe):
         region: of the bucket; "" leaves it to `options`.
         endpoint_url: of a store other than Amazon's; None leaves it to `options` and the environment.
         options: everything else about the store, see `S3Options`.
+        concurrency: parts of 16 MiB of one large object that are sent at once.
         on_error, max_errors: "skip" leaves out what cannot be saved, up to so many; see the page on errors.
 
-    An object is there whole or not at all; objects of the name are replaced. Over 16 MiB it is a multipart upload, with
-    at most three parts in memory where a binary file is given. After a resume some objects may be written again, with
-    the same content.
-    Raises ValueError for another mode, ModuleNotFoundError without boto3; while iterating, TypeError for data of the
-    wrong kind, ValueError for a name that is no S3 name, or has ".." in it when there is no `filepath_fn`, and the
-    Store errors of `pipes.errors`.
+    An object is there whole or not at all; objects of the name are replaced. Over 16 MiB it is a multipart upload,
+    of which at most two parts more than are sent at once are in memory where a binary file is given. After a resume
+    some objects may be written again, with the same content.
+    Raises ValueError for another mode or a concurrency under 1, ModuleNotFoundError without boto3; while iterating,
+    TypeError for data of the wrong kind, ValueError for a name that is no S3 name, or has ".." in it when there is no
+    `filepath_fn`, and the Store errors of `pipes.errors`.
 
     >>> saver = S3FileSaver([("a.bin", b"0")], filepath_fn=lambda name: f"s3://bkt/out/{name}", region="eu-west-1")
     >>> len(saver)
@@ -242,6 +244,7 @@ class S3FileSaver(SaverPipe):
         *,
         endpoint_url: str | None = None,
         options: S3Options | None = None,
+        concurrency: int = PARTS_AT_ONCE,
         on_error: OnError = "raise",
         max_errors: MaxErrors = BUDGET,
     ) -> None:
@@ -250,6 +253,7 @@ class S3FileSaver(SaverPipe):
         self.region = region
         self.endpoint_url = endpoint_url
         self.options = options
+        self.concurrency = checked_parts_at_once(concurrency)
         self._store = _store(options, request_timeout_ms, region, endpoint_url)
 
     def saved(self, element: Any) -> str:
@@ -259,7 +263,7 @@ class S3FileSaver(SaverPipe):
             text = io.StringIO(newline="")
             write_data(text, data, text=True)
             data = text.getvalue().encode()
-        self._store.put(path, data)
+        self._store.put(path, data, concurrency=self.concurrency)
         return str(path)
 
 

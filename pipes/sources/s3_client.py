@@ -32,7 +32,7 @@ from pipes.sources.s3_options import S3Options
 from pipes.sources.s3_ranges import RangedFile
 from pipes.sources.s3_retry import Attempts, S3Failure
 from pipes.sources.s3_stream import S3Stream
-from pipes.sources.s3_upload import upload
+from pipes.sources.s3_upload import PARTS_AT_ONCE, checked_parts_at_once, upload
 
 __all__ = ["S3Store"]
 
@@ -140,14 +140,17 @@ class S3Store:
         with self.open(url, etag=etag) as stream:
             return stream.read()
 
-    def put(self, url: str, data: bytes | bytearray | memoryview | IO[bytes]) -> str | None:
+    def put(
+        self, url: str, data: bytes | bytearray | memoryview | IO[bytes], *, concurrency: int = PARTS_AT_ONCE
+    ) -> str | None:
         """Write `data`, or what is left of an open binary file, as the object `url`; return its ETag.
 
-        The object is there whole or not at all, and replaces one of that name. Over 16 MiB it is a multipart upload,
-        with at most three parts of 16 MiB in memory (more beyond 31 GiB).
+        The object is there whole or not at all, and replaces one of that name. Over 16 MiB it is a multipart upload of
+        parts of 16 MiB (larger ones beyond 31 GiB), of which up to `concurrency` are sent at once and at most two more
+        are in memory. Raises ValueError for a concurrency under 1.
         """
         bucket, key = split_s3_url(url)
-        return upload(self, bucket, key, data)
+        return upload(self, bucket, key, data, checked_parts_at_once(concurrency))
 
     def request(
         self,

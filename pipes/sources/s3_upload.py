@@ -3,8 +3,8 @@
 Contract
 - An object appears under its key when all its bytes arrived, as the store checked by their MD5; until then, and after
   any failure or interrupt, the key has what it had before.
-- Up to `_SINGLE` bytes are one request, more are parts of a multipart upload. `_AT_ONCE` of them are sent side by side,
-  each by a thread of the upload's own; with those that are being read and joined, at most `_AT_ONCE + 2` are held.
+- Up to `_SINGLE` bytes are one request, more are parts of a multipart upload. `concurrency` of them are sent side by
+  side, each by a thread of the upload's own; with those that are being read and joined, at most two more are held.
 - Each request has the attempts and the deadline of the options. An upload that fails, or is interrupted, begins no
   more parts, waits for those under way (`_SECONDS_TO_END` at most), and is aborted, so that the store keeps no parts.
   Where that fails, or a part was still under way, the error's note names the upload.
@@ -29,17 +29,25 @@ if TYPE_CHECKING:
     from pipes.sources.s3_boto import BotoTransport
     from pipes.sources.s3_client import S3Store
 
-__all__ = ["upload"]
+__all__ = ["PARTS_AT_ONCE", "checked_parts_at_once", "upload"]
+
+PARTS_AT_ONCE = 4
 
 _SINGLE = 16 << 20
-_AT_ONCE = 4
 _SECONDS_TO_END = 3.0
 # A store takes 10,000 parts: parts that double every 2,000 reach 970 GiB, and those of the first 31 GiB have 16 MiB.
 _PARTS_OF_A_SIZE = 2_000
 Buffer = bytes | bytearray | memoryview
 
 
-def upload(store: S3Store, bucket: str, key: str, data: Buffer | IO[bytes]) -> str | None:
+def checked_parts_at_once(concurrency: int) -> int:
+    """The number of parts to send at once; raises ValueError unless it is at least 1."""
+    if concurrency < 1:
+        raise ValueError(f"concurrency={concurrency}: at least one part at a time has to be sent")
+    return concurrency
+
+
+def upload(store: S3Store, bucket: str, key: str, data: Buffer | IO[bytes], concurrency: int) -> str | None:
     """Write `data`, or what is left of an open binary file, as one object; return its ETag."""
     if isinstance(data, bytes | bytearray | memoryview):
         parts = _slices(data)
@@ -49,7 +57,7 @@ def upload(store: S3Store, bucket: str, key: str, data: Buffer | IO[bytes]) -> s
         raise TypeError(f"s3://{bucket}/{key}: bytes or a binary file are needed, not {type(data).__name__}")
     head = list(islice(parts, 2))
     if len(head) == 2:
-        return _Multipart(store, bucket, key).run(_drained(head, parts))
+        return _Multipart(store, bucket, key, concurrency).run(_drained(head, parts))
     digest = _md5(head[0])
     return Attempts(store.options, bucket, key).run(lambda _: store.uploads().put(bucket, key, head[0], digest))
 
@@ -59,8 +67,8 @@ class _Stopped(BaseException):
 
 
 class _Multipart:
-    def __init__(self, store: S3Store, bucket: str, key: str) -> None:
-        self._store, self._bucket, self._key = store, bucket, key
+    def __init__(self, store: S3Store, bucket: str, key: str, concurrency: int) -> None:
+        self._store, self._bucket, self._key, self._concurrency = store, bucket, key, concurrency
         self._tags: dict[int, str] = {}
         self._id = ""
         self._ending = threading.Event()
@@ -76,10 +84,10 @@ class _Multipart:
 
     def _send_all(self, parts: Iterator[bytes]) -> None:
         sending: dict[Future[str], int] = {}
-        pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pipes S3 upload")
+        pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix="pipes S3 upload")
         try:
             for number, part in enumerate(parts, 1):
-                if len(sending) == _AT_ONCE:
+                if len(sending) == self._concurrency:
                     self._take_sent(sending)
                 sending[pool.submit(self._send, number, part)] = number
                 del part

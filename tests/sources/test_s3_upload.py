@@ -22,6 +22,7 @@ from pipes.sources.s3_client import S3Store
 from pipes.sources.s3_options import S3Options
 
 MIB = 1 << 20
+UNSIGNED = S3Options(unsigned=True, region="us-east-1")
 PART = 64 << 10
 """In place of 16 MiB, but where a test says otherwise."""
 LARGE = bytes((31 * i + 7) % 251 for i in range(160 << 10))
@@ -201,14 +202,28 @@ def uploading() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("pipes S3 upload")]
 
 
-def test_four_parts_are_sent_at_once_and_no_thread_stays(server: FaultServer) -> None:
-    data = LARGE * 4
-    together = Step(meet=threading.Barrier(4))
+@pytest.mark.parametrize("concurrency", [None, 1, 2])
+def test_so_many_parts_are_sent_at_once_and_no_thread_stays(server: FaultServer, concurrency: int | None) -> None:
+    data, at_once = LARGE * 4, concurrency or 4
+    together = Step(meet=threading.Barrier(at_once))
     for number in range(1, 9):
         server.script(f"x#{number}", together)
-    assert store_on(server).put("s3://bkt/x", OneWay(data)) == tag_of(data, PART)  # type: ignore[arg-type]
+    given = {} if concurrency is None else {"concurrency": concurrency}
+    assert store_on(server).put("s3://bkt/x", OneWay(data), **given) == tag_of(data, PART)  # type: ignore[arg-type]
     assert server.objects["x"] == data
+    pipe = S3FileSaver([("s3://bkt/y", OneWay(data))], endpoint_url=server.url, options=UNSIGNED, **given)
+    for number in range(1, 9):
+        server.script(f"y#{number}", together)
+    assert list(pipe) == ["s3://bkt/y"]
+    assert server.objects["y"] == data
     assert not uploading()
+
+
+def test_at_least_one_part_at_a_time(server: FaultServer) -> None:
+    with pytest.raises(ValueError, match="concurrency=0: at least one part"):
+        store_on(server).put("s3://bkt/x", b"", concurrency=0)
+    with pytest.raises(ValueError, match="concurrency=0: at least one part"):
+        S3FileSaver([], concurrency=0)
 
 
 class Endless(io.BytesIO):
