@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pipes.error_policy import MaxErrors, OnError
     from pipes.formats.archives import TarArchiveLoader, ZipArchiveLoader
     from pipes.formats.arrow_batches import ArrowToTensors, RowRebatcher
-    from pipes.formats.decompressing import Decompressor, Extractor
+    from pipes.formats.decompressing import Bz2FileLoader, Decompressor, Extractor, XzFileLoader
     from pipes.formats.lines import LineReader, StreamReader
     from pipes.formats.npy_files import NpyLoader
     from pipes.formats.parquet_files import ParquetDataFrameLoader, ParquetLoader, ParquetRowGroupLister
@@ -208,6 +208,12 @@ class ChainedIter(Generic[T_co]):
         dropped."""
         raise NotImplementedError
 
+    def load_from_bz2(
+        self, length: int = -1, *, on_error: OnError = "raise", max_errors: MaxErrors = 0.1
+    ) -> Bz2FileLoader:
+        """Give each `(path, stream)` with the stream decompressed by bzip2, and the path without ".bz2"."""
+        raise NotImplementedError
+
     def load_from_tar(
         self,
         mode: str = "r:*",
@@ -220,6 +226,12 @@ class ChainedIter(Generic[T_co]):
         max_errors: MaxErrors = 0.1,
     ) -> TarArchiveLoader:
         """Give every regular file of each tar archive, in order, as `(archive path/member name, stream)`."""
+        raise NotImplementedError
+
+    def load_from_xz(
+        self, length: int = -1, *, on_error: OnError = "raise", max_errors: MaxErrors = 0.1
+    ) -> XzFileLoader:
+        """Give each `(path, stream)` with the stream decompressed by xz, and the path without ".xz"."""
         raise NotImplementedError
 
     def load_from_zip(

@@ -3,7 +3,7 @@
 from pipes.datapipe import DataChunk, IterDataPipe, functional_datapipe
 from pipes.formats.archives import TarArchiveLoader, ZipArchiveLoader
 from pipes.formats.arrow_batches import ArrowToTensors, RowRebatcher
-from pipes.formats.decompressing import Decompressor, Extractor
+from pipes.formats.decompressing import Bz2FileLoader, Decompressor, Extractor, XzFileLoader
 from pipes.formats.lines import LineReader, StreamReader
 from pipes.formats.npy_files import NpyLoader
 from pipes.formats.parquet_files import ParquetDataFrameLoader, ParquetLoader, ParquetRowGroupLister
@@ -34,6 +34,7 @@ from pipes.stages.wrapping import IterableWrapper, MapToIterConverter
 __all__ = [
     "ArrowToTensors",
     "Batcher",
+    "Bz2FileLoader",
     "CSVDictParser",
     "CSVParser",
     "Collator",
@@ -86,6 +87,7 @@ __all__ = [
     "UnBatcher",
     "WebDataset",
     "WebDatasetSaver",
+    "XzFileLoader",
     "ZipArchiveLoader",
     "Zipper",
     "functional_datapipe",

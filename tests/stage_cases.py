@@ -5,8 +5,10 @@ Graphs end in plain data that JSON holds. The key begins with the catalogue and 
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,7 +52,8 @@ class Places:
         for number in range(3):
             lines = [f"{PAYLOAD}{number}{line}" for line in range(4)]
             (folder / f"{number}.txt").write_text("\n".join(lines))
-            (folder / f"{number}.txt.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+            for suffix, pack in (("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)):
+                (folder / f"{number}.txt.{suffix}").write_bytes(pack("\n".join(lines).encode()))
             (folder / f"{number}.csv").write_text("a,b\n" + "".join(f"{line},x\n" for line in lines))
             (folder / f"{number}.jsonl").write_text("".join(json.dumps({"a": line}) + "\n" for line in lines))
             (folder / f"{number}.json").write_text(json.dumps({"a": lines}))
@@ -117,6 +120,8 @@ CASES: dict[str, Case] = {
     "iter.Collator": lambda at: texts().map(lambda text: (text, 1.5)).batch(2).collate(),
     "iter.Concater": lambda at: texts(4).concat(texts(0), texts(5).shuffle(3)),
     "iter.Cycler": lambda at: texts(4).shuffle(3).cycle(3),
+    "iter.Bz2FileLoader": lambda at: at.files("*.bz2").load_from_bz2().readlines(decode=True),
+    "iter.XzFileLoader": lambda at: at.files("*.xz").load_from_xz().readlines(decode=True),
     "iter.Decompressor": lambda at: at.files("*.gz").decompress().readlines(decode=True),
     "iter.Decompressor of archives": lambda at: at.files("*.tar").shuffle(2).decompress().load_from_tar().map(read),
     "iter.Demultiplexer": _demuxed,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
-from pipes.datapipe import functional_datapipe
+from pipes.datapipe import Shard, functional_datapipe
 from pipes.error_policy import BUDGET, MaxErrors, OnError
 from pipes.errors import DataError
 from pipes.formats.chunks import CHUNK, expand, read_chunks, reader_of, sniff
@@ -19,7 +19,7 @@ from pipes.sources.seeking import seekable
 from pipes.stages.mapping import AppliedPipe, AppliedRun
 from pipes.utils import StreamWrapper, validate_pathname_binary_tuple
 
-__all__ = ["ArchiveFile", "ChunkStream", "Decompressor", "Extractor"]
+__all__ = ["ArchiveFile", "Bz2FileLoader", "ChunkStream", "Decompressor", "Extractor", "XzFileLoader"]
 
 _BY_NAME = {"gzip": "gz", "gz": "gz", "lzma": "xz", "xz": "xz", "bz2": "bz2", "zstd": "zst", "zst": "zst"}
 _BY_NAME |= {"tar": "tar", "zip": "zip"}
@@ -218,3 +218,66 @@ class Extractor(Decompressor):
     >>> [stream.read() for _, stream in Extractor([("a.bz2", io.BytesIO(bz2.compress(b"hello")))])]
     [b'hello']
     """
+
+
+class _FileLoader(Decompressor):
+    """Base of the stages that know one compression, and take its extension off the path."""
+
+    file_kind = ""
+
+    def __init__(
+        self,
+        datapipe: Any,
+        length: int = -1,
+        *,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = BUDGET,
+    ) -> None:
+        super().__init__(datapipe, self.file_kind, on_error=on_error, max_errors=max_errors)
+        self.length = length
+
+    def opened(self, element: Any) -> tuple[str, StreamWrapper]:
+        """Decompress one stream."""
+        path, stream = super().opened(element)
+        return path.removesuffix(f".{self.file_kind}"), stream
+
+    def _length(self, shard: Shard) -> int:
+        return self.length if self.length >= 0 else super()._length(shard)
+
+
+@functional_datapipe("load_from_bz2")
+class Bz2FileLoader(_FileLoader):
+    """Give each `(path, stream)` with the stream decompressed by bzip2, and the path without ".bz2".
+
+    Args:
+        datapipe: gives `(path, binary stream)`.
+        length: what `len()` tells; -1 for that of `datapipe`.
+        on_error, max_errors: "skip" leaves out what is no `(path, stream)`, up to so many; see the page on errors.
+
+    Raises, while iterating, TypeError for what is no `(path, stream)`; reading raises as with `Decompressor`.
+
+    >>> import bz2, io
+    >>> [(path, stream.read()) for path, stream in Bz2FileLoader([("2zb2.bz2", io.BytesIO(bz2.compress(b"hello")))])]
+    [('2zb2', b'hello')]
+    """
+
+    file_kind = "bz2"
+
+
+@functional_datapipe("load_from_xz")
+class XzFileLoader(_FileLoader):
+    """Give each `(path, stream)` with the stream decompressed by xz, and the path without ".xz".
+
+    Args:
+        datapipe: gives `(path, binary stream)`.
+        length: what `len()` tells; -1 for that of `datapipe`.
+        on_error, max_errors: "skip" leaves out what is no `(path, stream)`, up to so many; see the page on errors.
+
+    Raises, while iterating, TypeError for what is no `(path, stream)`; reading raises as with `Decompressor`.
+
+    >>> import io, lzma
+    >>> [(path, stream.read()) for path, stream in XzFileLoader([("a.xz", io.BytesIO(lzma.compress(b"hello")))])]
+    [('a', b'hello')]
+    """
+
+    file_kind = "xz"

@@ -50,6 +50,21 @@ def zipped() -> bytes:
     return buffer.getvalue()
 
 
+@pytest.mark.parametrize(("name", "make"), [("bz2", bz2.compress), ("xz", lzma.compress)])
+def test_one_compression_by_torchdata_s_names(name: str, make: Callable[[bytes], bytes]) -> None:
+    paths = [f"a/2z{name}.{name}", f"b.{name}.{name}", "plain"]
+    source = IterableWrapper([(path, io.BytesIO(make(path.encode()))) for path in paths])
+    pipe = getattr(source, f"load_from_{name}")()
+    assert [(path, stream.read().decode()) for path, stream in pipe] == list(
+        zip([f"a/2z{name}", f"b.{name}", "plain"], paths, strict=True)
+    )
+    assert (len(pipe), len(getattr(source, f"load_from_{name}")(length=7))) == (3, 7)
+    damaged = IterableWrapper([(f"x.{name}", io.BytesIO(b"no such thing"))])
+    ((_, stream),) = getattr(damaged, f"load_from_{name}")()
+    with pytest.raises(DataError, match=rf"x\.{name}: "):
+        stream.read()
+
+
 @pytest.mark.parametrize("kind", COMPRESS)
 @pytest.mark.parametrize("make", [io.BytesIO, OneWay])
 def test_every_compression_by_extension_by_bytes_and_by_word(kind: str, make: Callable[[bytes], Any]) -> None:

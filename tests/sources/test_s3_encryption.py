@@ -49,6 +49,7 @@ def test_the_key_goes_with_every_request_for_an_object(server: FaultServer, key:
     assert store.get("s3://bkt/b") == bytes(3000)
     assert store.ranged("s3://bkt/b").read_at(10, 5) == bytes(5)
     asked = [(request.method, request.key) for request in server.requests]
+    asked[2:5] = sorted(asked[2:5])  # parts are sent at once
     assert asked == [
         *[("PUT", "small"), ("POST", "large#begin"), ("PUT", "large#1"), ("PUT", "large#2"), ("PUT", "large#3")],
         *[("POST", "large#complete"), ("GET", "small"), ("GET", "small"), ("GET", "b"), ("GET", "b")],
