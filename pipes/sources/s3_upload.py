@@ -8,6 +8,7 @@ Contract
 - Each request has the attempts and the deadline of the options. An upload that fails, or is interrupted, begins no
   more parts, waits for those under way (`_SECONDS_TO_END` at most), and is aborted, so that the store keeps no parts.
   Where that fails, or a part was still under way, the error's note names the upload.
+- Where no thread can be had, as at the interpreter's exit, parts are sent by the caller's.
 - No thread is left after a success, nor after a failure once the parts under way have ended.
 - Completing an upload that was completed, its answer lost, is success if the object has the tag of its parts.
 """
@@ -89,7 +90,12 @@ class _Multipart:
             for number, part in enumerate(parts, 1):
                 if len(sending) == self._concurrency:
                     self._take_sent(sending)
-                sending[pool.submit(self._send, number, part)] = number
+                try:
+                    future = pool.submit(self._send, number, part)
+                except RuntimeError:  # the interpreter is ending, or the system allows no thread
+                    future = Future()
+                    future.set_result(self._send(number, part))
+                sending[future] = number
                 del part
             while sending:
                 self._take_sent(sending)

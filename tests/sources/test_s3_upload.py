@@ -3,6 +3,8 @@
 import functools
 import hashlib
 import io
+import subprocess
+import sys
 import threading
 import time
 import tracemalloc
@@ -217,6 +219,18 @@ def test_so_many_parts_are_sent_at_once_and_no_thread_stays(server: FaultServer,
     assert list(pipe) == ["s3://bkt/y"]
     assert server.objects["y"] == data
     assert not uploading()
+
+
+def test_an_upload_at_the_interpreter_s_exit(server: FaultServer) -> None:
+    program = (
+        "import atexit, sys\nimport pipes.sources.s3_upload as uploading\nfrom pipes.sources.s3_client import S3Store\n"
+        "from pipes.sources.s3_options import S3Options\nuploading._SINGLE = 64 << 10\n"
+        "store = S3Store(S3Options(endpoint_url=sys.argv[1], unsigned=True, region='us-east-1'))\n"
+        "atexit.register(lambda: store.put('s3://bkt/x', bytes(160 << 10)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, server.url], capture_output=True, text=True, timeout=90)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert server.objects["x"] == bytes(160 << 10)
 
 
 def test_at_least_one_part_at_a_time(server: FaultServer) -> None:
