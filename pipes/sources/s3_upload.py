@@ -104,6 +104,8 @@ class _Multipart:
             pool.shutdown(wait=False, cancel_futures=True)
             if wait(sending, _SECONDS_TO_END).not_done:
                 add_note(error, f"upload {self._id} had parts under way, which may still be in the store")
+            else:
+                pool.shutdown()  # the threads of parts that are done end now, and not a moment later
             raise
         pool.shutdown()
 
