@@ -262,14 +262,16 @@ class Sender:
         self.device.keep(sent.tensors)
         return sent.output
 
+    def under_way(self) -> int:
+        """Drop the host memory of copies that are done; return how many batches are still being copied."""
+        while self._reading and self._reading[0][1].query():
+            self._drop_oldest()
+        return len(self._reading)
+
     def let_go(self, most: int) -> None:
         """Drop the host memory of copies that are done; wait for the oldest while more than `most` are not."""
-        while self._reading:
-            mark = self._reading[0][1]
-            if not mark.query():
-                if len(self._reading) <= most:
-                    return
-                mark.synchronize()
+        while self.under_way() > most:
+            self._reading[0][1].synchronize()
             self._drop_oldest()
 
     def finish(self, timeout: float = 5.0) -> None:

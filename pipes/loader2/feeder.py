@@ -7,8 +7,8 @@ Contract
 - State. `states()` is that after the last output given to the user: what was copied ahead counts as not given, and so
   does what Ctrl-C tore from the hands of `next()`.
 - Host memory of an output is kept until its copies are done, then its slab goes back. The copies of `prefetch + 1`
-  outputs are under way at most: before one more is sent, `next()` waits for the oldest, which is to say for a bus that
-  is slower than the user, and for nothing else.
+  outputs are under way at most: no more are sent ahead then, and `next()` waits for the oldest only if the output that
+  it gives was not sent, which is to say for a bus that is slower than the user, and for nothing else.
 - Failure. What the runner raises, and a batch that cannot be moved, is raised in its place in the order. An output for
   which the device has no memory left while it is copied ahead is copied again when it is its turn, and raises then.
 - Stop. `close()` waits for the copies under way, 5 s at most, then closes the runner; may be called twice.
@@ -152,8 +152,10 @@ class Feeder:
         return output
 
     def _look_ahead(self) -> None:
-        """Send what the workers have ready."""
+        """Send what the workers have ready, without waiting for copies under way."""
         while len(self._ahead) <= self._prefetch and self._ahead[-1].sent is not None:
+            if self._sender.under_way() > self._prefetch:
+                return
             try:
                 host = self._runner.next_ready()
             except StopIteration:

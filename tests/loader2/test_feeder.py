@@ -86,6 +86,27 @@ def test_copies_slower_than_the_user_are_waited_for_and_host_memory_stays_bounde
     assert len(readings) == COUNT
 
 
+class Unhurried(FakeDevice):
+    """Its copies happen when they are waited for, and not before."""
+
+    def run_due(self) -> None:
+        pass
+
+
+def test_an_output_that_was_sent_is_given_without_waiting_for_other_copies() -> None:
+    device = Unhurried()
+    with loader_to(device, prefetch=2) as loader:
+        iterator = iter(loader)
+        for _ in range(3):
+            next(iterator)
+            # Each output is two copies; none of them was waited for.
+            assert device.under_way == 2 * device.sent // (SIZE * 8)
+        # All that may be under way is, so that the next one waits for the oldest.
+        before = device.under_way
+        next(iterator)
+        assert (before, device.under_way) == (6, 6)
+
+
 def careless_about_host_memory(patch: pytest.MonkeyPatch) -> None:
     send = Sender.send
 

@@ -26,8 +26,9 @@ from pipes.moving import Sender
 pytestmark = pytest.mark.usefixtures("no_residue")
 
 METHODS = [
-    DataLoader2Iterator.__next__, Feeder.next, Feeder._look_ahead, Sender.send, Sender.hand_over, Sender.let_go,
-    Engine.next, Engine.next_ready, Engine._read, Engine._next, Engine._deliver, InProcessEngine.next, Stream.next,
+    DataLoader2Iterator.__next__, Feeder.next, Feeder._look_ahead, Sender.send, Sender.hand_over, Sender.under_way,
+    Sender.let_go, Engine.next, Engine.next_ready, Engine._read, Engine._next, Engine._deliver, InProcessEngine.next,
+    Stream.next,
 ]  # fmt: skip
 CODES: set[CodeType] = {method.__code__ for method in METHODS}
 # Behind calls, at the start of a function and at a jump back; nowhere else.
