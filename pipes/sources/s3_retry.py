@@ -247,5 +247,6 @@ def _advice(failure: S3Failure) -> str:
     if failure.kind == "denied":
         return " Check the credentials' rights to read, list or write here, or use unsigned=True for a public bucket."
     if failure.kind in ("connection", "timeout"):
-        return " Check endpoint_url and the network; attempts=, deadline= and read_timeout= give it more time."
+        more = "attempts=, deadline=, connect_timeout= and read_timeout="
+        return f" Check endpoint_url and the network; {more} give it more time."
     return ""

@@ -3,8 +3,10 @@
 import functools
 import hashlib
 import pickle
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 from fault_server import LIST, FaultServer, Step
@@ -210,6 +212,41 @@ def test_an_endpoint_that_is_down(client: str) -> None:
     with pytest.raises(StoreConnectionError, match=r"cannot be reached .*gave up after 5 attempts.*endpoint_url"):
         S3Store(S3Options(endpoint_url=url, region="us-east-1", client=client)).open("s3://bkt/a")
     assert time.monotonic() - began < 30
+
+
+@pytest.fixture
+def black_hole() -> Iterator[str]:
+    """Where a connection is neither made nor refused: the queue of one who never accepts is full."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        with socket.socket() as probe:
+            probe.settimeout(0.3)
+            if probe.connect_ex(listener.getsockname()) == 0:
+                pytest.skip("this system accepts for those who do not")
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("act", ["open", "list", "put"])
+def test_an_endpoint_that_neither_accepts_nor_refuses(black_hole: str, client: str, act: str) -> None:
+    store = store_on(black_hole, client, connect_timeout=0.3, deadline=0.5)
+    said = (
+        r"s3://bkt/a: the store did not answer in time; gave up after [01]\.\d s and \d attempts?\..*connect_timeout="
+    )
+    acts: dict[str, Callable[[], object]] = {
+        "open": lambda: store.open("s3://bkt/a"),
+        "list": lambda: list(store.list("s3://bkt/a")),
+        "put": lambda: store.put("s3://bkt/a", b"abc"),
+    }
+    with pytest.raises(StoreTimeoutError, match=said) as caught:
+        acts[act]()
+    assert isinstance(caught.value, TimeoutError)
 
 
 @pytest.mark.parametrize("client", CLIENTS)
