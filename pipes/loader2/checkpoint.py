@@ -66,10 +66,15 @@ def read_state(state: Any, graph: IterDataPipe[Any], on_changed_data: str = "rai
     parts: Sequence[Any] = state if isinstance(state, list | tuple) else [state]
     if not parts:
         raise StateError("an empty list holds no state")
-    checkpoints = [_read_one(part, graph, on_changed_data) for part in parts]
-    first = checkpoints[0]
+    first = _read_one(parts[0], graph, on_changed_data)
+    # Before the others are read: there may be a million.
+    if len(parts) > max(first.world, 1):
+        raise StateError(
+            f"there are {len(parts)} states, of a loader with a world size of {first.world}: pass one state a rank"
+        )
     streams: dict[int, StreamState] = {}
-    for number, other in enumerate(checkpoints):
+    for number, part in enumerate(parts):
+        other = _read_one(part, graph, on_changed_data) if number else first
         for name in ("seed", "epoch", "num_streams", "world", "replicate"):
             if getattr(other, name) != getattr(first, name):
                 raise StateError(

@@ -184,9 +184,15 @@ def test_another_graph_is_named(state: Any) -> None:
 
 
 def test_states_of_several_moments_are_refused(state: Any) -> None:
-    for name, value in (("seed", 4), ("epoch", 1)):
+    state = sealed({**state, "world": 2})
+    for name, value in (("seed", 4), ("epoch", 1), ("world", 1)):
         with pytest.raises(StateError, match=f"not of one moment: {name}"):
             loader_of(graph(), 0, 2).load_state_dict([state, sealed({**state, name: value})])
+
+
+def test_more_states_than_ranks_are_refused_before_they_are_read(state: Any) -> None:
+    with pytest.raises(StateError, match="1000000 states, of a loader with a world size of 1: pass one state a rank"):
+        loader_of(graph(), 0, 2).load_state_dict([state] + [None] * 999_999)
 
 
 def numbers_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
