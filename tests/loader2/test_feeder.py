@@ -105,6 +105,7 @@ def test_an_output_that_was_sent_is_given_without_waiting_for_other_copies() -> 
         before = device.under_way
         next(iterator)
         assert (before, device.under_way) == (6, 6)
+        device.synchronize()
 
 
 def careless_about_host_memory(patch: pytest.MonkeyPatch) -> None:
