@@ -23,6 +23,7 @@ __all__ = ["NUMBERS", "TEXTS", "Decoder", "decode"]
 _IMAGES = frozenset(("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm"))
 TEXTS = frozenset(("txt", "text", "transcript"))
 NUMBERS = frozenset(("cls", "cls2", "index", "inx", "id"))
+_NPY = b"\x93NUMPY"
 _PICKLES = frozenset(("pkl", "pickle", "pt", "pth", "pyd"))
 
 
@@ -142,11 +143,13 @@ class Decoder:
 def _array(data: bytes, unsafe: bool) -> Any:
     import numpy
 
+    if not data.startswith(_NPY) and not unsafe:
+        raise ValueError("it is no .npy file")  # numpy.load would open a zip archive lazily
     try:
         return numpy.load(io.BytesIO(data), allow_pickle=unsafe)
     except ValueError as error:
         # An array of Python objects is a pickle behind numpy's header; what has no such header is no array at all.
-        if not unsafe and data.startswith(b"\x93NUMPY") and "allow_pickle" in str(error):
+        if not unsafe and data.startswith(_NPY) and "allow_pickle" in str(error):
             return data
         raise
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from itertools import chain, islice, repeat
 from typing import Any
 
-from pipes.errors import DataError
+from pipes.errors import DataError, PipesError
 from pipes.formats.chunks import whole_lines
 
 __all__ = ["DelimitedRows"]
@@ -26,6 +26,11 @@ _BOM = b"\xef\xbb\xbf"
 # So many rows the csv module parses, at most, before the first of them is given.
 _AHEAD = 256
 _PLAIN_QUOTING = (csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONE)
+
+
+def _is_of_row(error: Exception) -> bool:
+    """Whether it is a row that is bad (numbers of QUOTE_NONNUMERIC give ValueError), and not the stream."""
+    return isinstance(error, csv.Error | ValueError) and not isinstance(error, PipesError)
 
 
 class DelimitedRows:
@@ -156,6 +161,8 @@ class DelimitedRows:
             while self._end < len(self._lines):
                 error = self._parse()
                 yield self._rest
+                if error is not None and not _is_of_row(error):
+                    raise error
                 if error is not None:
                     raise self._bad(error) from error
 
@@ -194,7 +201,7 @@ class DelimitedRows:
         self._start, self._second = self._end, None
         try:
             rows.extend(islice(self._reader, min(_AHEAD, 1 + (len(self._lines) - self._start) // 2)))
-        except (csv.Error, UnicodeDecodeError) as error:
+        except Exception as error:
             failed = error
         self._count, self._end = len(rows), self._read()
         if failed is not None:
@@ -213,7 +220,9 @@ class DelimitedRows:
             try:
                 row = next(self._reader, None)
                 error: Exception | None = self._undecodable
-            except csv.Error as refused:
+            except Exception as refused:
+                if not _is_of_row(refused):
+                    raise
                 row, error = [], refused
             if row is None:
                 return

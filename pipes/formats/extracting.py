@@ -30,6 +30,8 @@ from pipes.formats.zip import MAX_MEMBER_BYTES, ZipReader
 
 __all__ = ["extract_archive"]
 
+# A member, the end of an archive without members, the mark before those once split.
+_ZIP = (b"PK\3\4", b"PK\5\6", b"PK\7\x08")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -81,7 +83,8 @@ def _members(
     stream: Any, name: str, select: Callable[[str], bool] | None, limit: int | None
 ) -> Iterator[tuple[str, bytes]]:
     stream.seek(0)
-    kind = ZipReader if stream.read(2) == b"PK" else TarReader
+    # A tar archive may begin with a member called "PKG-INFO".
+    kind = ZipReader if stream.read(4) in _ZIP else TarReader
     stream.seek(0)
 
     def refuse(what: str) -> None:

@@ -108,7 +108,7 @@ class JsonLines:
             for line in self._rest:
                 try:
                     value = loads(line.decode())
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     if not line.strip():
                         continue
                     bad = self._bad(error)
@@ -120,6 +120,6 @@ class JsonLines:
                         continue
                 yield value
 
-    def _bad(self, error: ValueError) -> DataError:
+    def _bad(self, error: Exception) -> DataError:
         start = self._base + sum(len(line) + 1 for line in self._lines[: self.line - self._before - 1])
         return DataError(f"{self.name}: line {self.line}, which begins at byte {start}, is not JSON: {error}")

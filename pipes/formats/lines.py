@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from pipes.datapipe import IterDataPipe, functional_datapipe
 from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
+from pipes.errors import DataError
 from pipes.formats.chunks import CHUNK, go_to, read_chunks, reader_of, whole_lines
 from pipes.formats.records import RecordsRun, is_text
 from pipes.stages.wrapping import as_pipe
@@ -43,9 +44,11 @@ class _LinesRun(RecordsRun):
             try:
                 text = line.decode(encoding, errors)
             except UnicodeDecodeError as error:
+                bad = DataError(f"{path}: the line that ends at byte {self.offset} is not valid: {error}")
+                bad.__cause__ = error
                 if on_bad is None:
-                    raise
-                text = on_bad(error)
+                    raise bad from error
+                text = on_bad(bad)
                 if text is None:
                     continue
             yield text
@@ -86,7 +89,8 @@ class LineReader(IterDataPipe[Any]):
         on_error, max_errors: "skip" leaves out lines that do not decode, and the rest of streams that cannot be read,
             up to so many; see the page on errors.
 
-    LF ends a line of bytes. Raises ValueError for a negative `skip_lines`.
+    LF ends a line of bytes. Raises ValueError for a negative `skip_lines`; while iterating, DataError for a line that
+    does not decode, with the text's name and the byte where the line ends.
 
     >>> import io
     >>> from pipes.iter import IterableWrapper

@@ -7,6 +7,8 @@ parsed as a literal; arrays of objects, which are pickles, are refused.
 from __future__ import annotations
 
 import ast
+import lzma
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pipes.errors import DataError, StateError, TruncatedError
+from pipes.errors import DataError, PipesError, StateError, TruncatedError
 from pipes.formats.chunks import go_to, reader_of
 from pipes.state import Ticks
 
@@ -27,6 +29,30 @@ _MAGIC = b"\x93NUMPY"
 # As in numpy: parsing a long literal may take the interpreter's memory.
 _LONGEST_HEADER = 10_000
 _CHUNK = 1 << 20
+# What evaluating a literal and making a dtype of it raise; warnings where a filter makes errors of them.
+_BAD_HEADER = (
+    ValueError,
+    SyntaxError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+    Warning,
+)
+# What zipfile and its decompressors raise for damaged archives; RuntimeError for encrypted ones.
+_BAD_ARCHIVE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    ValueError,
+    OverflowError,
+    RuntimeError,
+    EOFError,
+)
 _first = itemgetter(0)
 _Read = Callable[[int], bytes]
 
@@ -104,8 +130,10 @@ def _parsed(text: bytes, encoding: str, name: str) -> tuple[np.dtype[Any], tuple
         dtype = np.lib.format.descr_to_dtype(descr)
         if dtype.subdtype is not None:
             raise ValueError(f"{dtype} is no dtype of an array")
+        # Numpy refuses more axes than it has, and sizes beyond a machine word even of no bytes.
+        np.ndarray(shape if not prod(shape) * dtype.itemsize else (0,) * len(shape), dtype)
         return dtype, shape, fortran_order
-    except (ValueError, SyntaxError, TypeError, KeyError, IndexError, MemoryError, RecursionError) as error:
+    except _BAD_HEADER as error:
         raise DataError(f"{name}: bad .npy header: {type(error).__name__}: {error}") from error
 
 
@@ -183,9 +211,11 @@ def read_npz(file: Any, name: str) -> dict[str, np.ndarray[Any, Any]]:
                     # Only at the end of a member is its checksum compared.
                     if member.read(1):
                         raise DataError(f"{name}/{key}: there are bytes behind the array")
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:
-        if isinstance(error, DataError):
-            raise
+    except PipesError:
+        raise
+    except (*_BAD_ARCHIVE, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the file; bz2's have no number
         raise DataError(f"{name}: damaged .npz archive: {error}") from error
     return arrays
 

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any, ClassVar, cast
 
 from pipes.changes import refuse_or_warn
-from pipes.errors import ChangedDataError
+from pipes.errors import ChangedDataError, DataError
 from pipes.stages.flattening import ExpandingRun
 from pipes.state import Capture, Position, count_from, damaged
 from pipes.utils import StreamWrapper, validate_pathname_binary_tuple
@@ -136,6 +136,10 @@ class RecordsRun(ExpandingRun):
         except GeneratorExit:
             raise
         except BaseException as error:
+            if isinstance(error, UnicodeDecodeError):  # of a text stream, or of names inside a file
+                told = DataError(f"{path}: bytes that are not in the encoding: {error}")
+                told.__cause__ = error
+                error = told
             if isinstance(error, ChangedDataError) and not same:
                 self.note(error, path)
                 raise  # skipping here would lose what the state promised

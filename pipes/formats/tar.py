@@ -207,7 +207,7 @@ class TarReader:
             if prefix[0] and magic == b"ustar\x0000" and "path" not in records:
                 name = f"{text(prefix)}/{name}"
             if "size" in records:
-                size = self._size(records["size"].encode(), base=10)
+                size = self._size(records["size"].encode("utf-8", "surrogateescape"), base=10)
             what = self._what(kind, name, records)
             if what == "file" and (self._select is None or self._select(name)):
                 if size > self._limit:

@@ -148,7 +148,7 @@ def inflate(packed: bytes, entry: Entry, where: str) -> bytes:
         try:
             # One byte more than there should be, so that too much is noticed.
             data = _decompressor(entry, packed).decompress(_body(entry, packed), entry.size + 1)
-        except (zlib.error, OSError, lzma.LZMAError, EOFError, ValueError, struct.error) as error:
+        except (zlib.error, OSError, lzma.LZMAError, EOFError, ValueError, OverflowError, struct.error) as error:
             raise DataError(f"{where} is damaged: bad {METHODS[entry.method]} data: {error}") from error
     if len(data) != entry.size:
         more = "more than " if len(data) > entry.size and entry.method else ""

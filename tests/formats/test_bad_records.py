@@ -113,6 +113,16 @@ class TestFormats:
         assert counts_of(run)[:3] == (6, 2, 0)
         assert "a.jsonl: line 2, which begins at byte 9" in counts_of(run).first
 
+    def test_a_text_stream_in_another_encoding_is_named(self) -> None:
+        def texts() -> IterDataPipe[Any]:
+            return IterableWrapper([b"1\n\xff\n"]).map(
+                lambda data: ("a.txt", io.TextIOWrapper(io.BytesIO(data), "utf-8"))
+            )
+
+        for pipe in (texts().parse_jsonl(), texts().parse_csv(), texts().readlines(), texts().read_from_stream()):
+            with pytest.raises(DataError, match=r"a\.txt: bytes that are not in the encoding: 'utf-8' codec"):
+                list(pipe)
+
     def test_a_cut_text_counts_once_and_the_next_goes_on(self) -> None:
         import gzip
 

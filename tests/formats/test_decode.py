@@ -173,6 +173,13 @@ def test_a_pickle_that_calls_itself_an_array_is_no_array() -> None:
         decode({"__key__": "a", "npy": pickle.dumps(Evil())})
 
 
+def test_a_zip_archive_that_calls_itself_an_array_is_no_array() -> None:
+    file = io.BytesIO()
+    np.savez(file, x=np.arange(2))
+    with pytest.raises(DataError, match="field 'npy' does not decode"):
+        decode({"__key__": "a", "npy": file.getvalue()})
+
+
 def test_pickles_by_choice() -> None:
     data = {"__key__": "a", "pkl": pickle.dumps([1]), "pt": weights({"w": torch.ones(2)}), "npy": objects("x")}
     done = Decoder(unsafe=True)(data)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipes.errors import DataError
+from pipes.errors import DataError, TruncatedError
 from pipes.formats.delimited import DelimitedRows
 
 HARD = b"\xef\xbb\xbf" + b'id,text\r\n1,"line one\r\nline ""two"""\r\n2,"a,b"\r\n3,\r\n'
@@ -161,6 +161,32 @@ def test_dialect_errors_name_the_line() -> None:
         list(DelimitedRows([b'a\n"b"c\n'], "a.csv", strict=True))
     with pytest.raises(DataError, match=r"csv\.field_size_limit"):
         list(DelimitedRows([b"a" * 200_000], "a.csv"))
+
+
+def test_numbers_that_are_none_are_errors_of_their_row() -> None:
+    data = b'1,2\n"a",3\n4,five\n6,7\n'
+    rows = DelimitedRows([data], "a.csv", quoting=csv.QUOTE_NONNUMERIC)
+    got: list[Any] = []
+    with pytest.raises(DataError, match=r"a\.csv: line 3 \(around byte \d+\) is not valid: could not convert"):
+        got.extend(iter(rows))
+    assert got == [[1.0, 2.0], ["a", 3.0]]
+    told: list[Exception] = []
+    rows = DelimitedRows([data], "a.csv", quoting=csv.QUOTE_NONNUMERIC, on_bad=told.append)
+    assert list(rows) == [[1.0, 2.0], ["a", 3.0], [6.0, 7.0]]
+    assert len(told) == 1
+
+
+def test_rows_before_the_stream_breaks_stand_before_its_error() -> None:
+    def broken() -> Iterator[bytes]:
+        yield b'a\n"b\nc\nd\n'
+        raise TruncatedError("a.csv.gz: cut at byte 9")
+
+    got: list[list[str]] = []
+    rows = DelimitedRows(broken(), "a.csv.gz")
+    with pytest.raises(TruncatedError, match=r"^a\.csv\.gz: cut at byte 9$"):
+        got.extend(iter(rows))
+    assert got == [["a"]]
+    assert rows.position == 2
 
 
 def test_encodings() -> None:

@@ -122,6 +122,11 @@ def test_a_file_where_a_folder_is_needed(tmp_path: Path, make: Callable[..., byt
         extract(make([("a", b"1"), ("a/b", b"2")]), tmp_path)
 
 
+def test_a_tar_whose_first_member_begins_like_a_zip(tmp_path: Path) -> None:
+    assert len(extract(make_tar([("PKG-INFO", b"1")]), tmp_path)) == 1
+    assert below(tmp_path) == {"PKG-INFO": b"1"}
+
+
 @make_archive
 def test_limits(tmp_path: Path, make: Callable[..., bytes]) -> None:
     with pytest.raises(DataError, match=r"'d/b\.txt' at byte \d+ has 5000 bytes, more than max_member_bytes=4999"):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from stage_contract import check_stage, saved, start
 
+from pipes.errors import DataError
 from pipes.formats.lines import LineReader, StreamReader
 from pipes.iter import FileOpener, IterableWrapper
 
@@ -39,7 +40,7 @@ def test_line_options() -> None:
     ]
     assert list(over(b"\xffa").then(LineReader, decode=True, return_path=False)) == ["a"]
     assert list(over(b"\xffa").then(LineReader, decode=True, encoding="latin-1", return_path=False)) == ["ÿa"]
-    with pytest.raises(UnicodeDecodeError) as caught:
+    with pytest.raises(DataError, match=r"the line that ends at byte 2 is not valid: 'utf-8'") as caught:
         list(over(b"\xffa").then(LineReader, decode=True, errors="strict"))
     assert "1:LineReader" in caught.value.__notes__[0]
     with pytest.raises(ValueError, match="skip_lines=-1"):

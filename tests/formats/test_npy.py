@@ -188,6 +188,10 @@ BAD = {
     "negative": (header("{'descr': '<i4', 'fortran_order': False, 'shape': (-1,)}"), DataError, "bad .npy header"),
     "huge": (header("{'descr': '<i4', 'fortran_order': False, 'shape': (1000000000000,)}") + b"abc", TruncatedError,
              "the array has 4000000000000 bytes, and only 3 are there"),
+    "axes": (header(f"{{'descr': '<i4', 'fortran_order': False, 'shape': ({'1, ' * 70})}}") + bytes(4), DataError,
+             "z.npy: bad .npy header: ValueError"),
+    "beyond a word": (header("{'descr': '<i4', 'fortran_order': False, 'shape': (0, 99999999999999999999)}"), DataError,
+                      "z.npy: bad .npy header"),
     "keys": (header("{'descr': '<i4'}"), DataError, "bad .npy header: KeyError"),
 }  # fmt: skip
 
@@ -227,6 +231,14 @@ def bad_archives() -> Iterator[tuple[bytes, str]]:
         with zipfile.ZipFile(file, "w") as archive:
             archive.writestr(name, body)
         yield file.getvalue(), message
+    directory = good.index(b"PK\1\2")
+    yield good[: directory + 8] + b"\1" + good[directory + 9 :], "z.npz: damaged .npz archive: .* encrypted"
+    yield good[: directory + 45] + b"\x7f" + good[directory + 46 :], "z.npz: damaged .npz archive"
+    for method in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w", method) as archive:
+            archive.writestr("x.npy", saved_array(np.arange(1000)))
+        yield file.getvalue()[:60] + bytes(40) + file.getvalue()[100:], "z.npz"
     file = io.BytesIO()
     np.savez(file, x=np.array([Trap()], object), allow_pickle=True)
     yield file.getvalue(), "z.npz/x: an array of objects"

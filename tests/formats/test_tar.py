@@ -279,6 +279,8 @@ def test_sizes_in_base_256_and_in_pax_records() -> None:
     assert read(header(b"x", b"x", b"9 size=3\n", magic=b"ustar\x0000") + lie + END) == [("a", b"abc")]
     with pytest.raises(DataError, match="no size can be read"):
         read(header(b"x", b"x", b"9 size=x\n") + lie + END)
+    with pytest.raises(DataError, match="no size can be read"):
+        read(header(b"x", b"x", b"9 size=\xff\n") + lie + END)
     with pytest.raises(DataError, match="malformed"):
         read(header(b"x", b"x", b"99 size=3\n") + lie + END)
 

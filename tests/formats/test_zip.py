@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+import struct
 import subprocess
 import zipfile
 from collections.abc import Callable
@@ -242,6 +243,18 @@ def test_a_header_that_makes_a_bomb_small(make_stream: Callable[[bytes], Any]) -
         data = make_zip([("bomb", bytes(1 << 20))], method)
         with pytest.raises(DataError, match="unpacks to more than 10 bytes"):
             read(make_stream(data.replace((1 << 20).to_bytes(4, "little"), (10).to_bytes(4, "little"))))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_size_beyond_a_machine_word(method: int) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as archive, archive.open("a", "w", force_zip64=True) as member:
+        member.write(b"1" * 100)
+    data = bytearray(buffer.getvalue())
+    place = data.index(struct.pack("<2H", 1, 16)) + 4
+    data[place : place + 8] = b"\xff" * 8
+    with pytest.raises(DataError, match=r"a\.zip: 'a' at byte 0 is damaged"):
+        read(OneWay(bytes(data), 700), max_member_bytes=None)
 
 
 @by_directory
