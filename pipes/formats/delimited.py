@@ -180,7 +180,8 @@ class DelimitedRows:
             return None
         lines = text.split(end)
         ends = len(lines) - 1
-        if end == "\r\n" and not block.count(b"\r") == block.count(b"\n") == ends:
+        # Counted in the bytes: dropping what does not decode may bring a CR and a LF together.
+        if end == "\r\n" and not block.count(b"\r") == block.count(b"\n") == block.count(b"\r\n") == ends:
             return None
         if not lines[-1] and block.endswith(b"\n"):
             lines.pop()

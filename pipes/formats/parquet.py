@@ -103,7 +103,10 @@ class ParquetReader:
 
     def rows_of(self, group: int) -> int:
         """How many rows a row group has, by the footer."""
-        return int(self._metadata.row_group(group).num_rows)
+        rows = int(self._metadata.row_group(group).num_rows)
+        if rows < 0:
+            raise DataError(f"{self.name}: damaged footer: row group {group} of {self.groups} has {rows} rows")
+        return rows
 
     def expect(self, group: int, rows: int) -> None:
         """Raise ChangedDataError unless row group `group` has `rows` rows."""
@@ -128,7 +131,8 @@ class ParquetReader:
     def _batches(self, group: int, rows: int) -> Iterator[Any]:
         start, at = self.row, 0
         try:
-            self._file.gather(self._ranges(group))
+            # Not asked of a local file: pyarrow ends the process when the footer says nonsense about a column.
+            self._file.gather([] if self._file.direct else self._ranges(group))
             batches = self._parquet.iter_batches(
                 self._batch_size or rows,
                 row_groups=[group],
@@ -191,7 +195,7 @@ class ParquetReader:
         """The public error for one of pyarrow's; those of the file below come through it as they were."""
         from pyarrow import ArrowException
 
-        foreign = isinstance(error, OSError) and error.errno is None
+        foreign = isinstance(error, UnicodeDecodeError) or (isinstance(error, OSError) and error.errno is None)
         if isinstance(error, PipesError | MemoryError) or not (foreign or isinstance(error, ArrowException)):
             return error
         told = DataError(f"{self.name}: {what}: {str(error).rstrip('.')}")
@@ -242,14 +246,14 @@ class _Gathered(io.RawIOBase):
     def __init__(self, file: Any) -> None:
         self._inner = file
         # On a local file, one read for each column is as good, and holds less.
-        self._direct = _is_local(file)
+        self.direct = _is_local(file)
         self._held: list[tuple[int, bytes]] = []
         self._at = 0
 
     def gather(self, ranges: list[tuple[int, int]]) -> None:
         """Let go of what was fetched and fetch these."""
         self._held = []
-        if not self._direct:
+        if not self.direct:
             for start, stop in ranges:
                 self._inner.seek(start)
                 self._held.append((start, self._inner.read(stop - start)))

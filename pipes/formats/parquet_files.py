@@ -133,7 +133,7 @@ def _refuse_twins(schema: Any, path: str) -> None:
 def _python(convert: Callable[[], list[Any]], what: str) -> list[Any]:
     try:
         return convert()
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         # Python's datetime has no nanoseconds, and years from 1 to 9999 only.
         raise DataError(f"{what}: a value has no Python form ({error}); use form='batches'") from error
 

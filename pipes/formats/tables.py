@@ -188,9 +188,9 @@ class _DictRun(_DelimitedRun):
     def _dicts(self, rows: Iterator[list[str]], header: list[str]) -> Iterator[Any]:
         width = len(header)
         for row in rows:
-            if len(row) == width:
+            if row and len(row) == width:
                 yield dict(zip(header, row, strict=True))
-            elif row:
+            elif row:  # an empty line is passed over, also below an empty header
                 # As csv.DictReader: what is missing is None, what is too much stands under None.
                 named: dict[Any, Any] = dict.fromkeys(header)
                 named.update(zip(header, row, strict=False))

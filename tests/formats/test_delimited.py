@@ -163,6 +163,12 @@ def test_dialect_errors_name_the_line() -> None:
         list(DelimitedRows([b"a" * 200_000], "a.csv"))
 
 
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_a_line_of_ignored_bytes_alone_is_an_empty_row_in_chunks_of_any_size(size: int) -> None:
+    rows = DelimitedRows(pieces(b"a,b\r\xff\nc,d\r\n", size), "a.csv", errors="ignore")
+    assert list(rows) == [["a", "b"], [], ["c", "d"]]
+
+
 def test_numbers_that_are_none_are_errors_of_their_row() -> None:
     data = b'1,2\n"a",3\n4,five\n6,7\n'
     rows = DelimitedRows([data], "a.csv", quoting=csv.QUOTE_NONNUMERIC)

@@ -98,6 +98,7 @@ def test_dicts_of_short_long_and_empty_rows() -> None:
     assert list(over(text).then(CSVDictParser)) == list(csv.DictReader(io.StringIO(text)))
     check_stage(lambda: over(text.encode()).then(CSVDictParser), list(csv.DictReader(io.StringIO(text))))
     check_stage(lambda: over("\n1\n").then(CSVDictParser), list(csv.DictReader(io.StringIO("\n1\n"))))
+    assert list(over("\n\n1\n").then(CSVDictParser)) == list(csv.DictReader(io.StringIO("\n\n1\n")))
 
 
 def test_damaged_states_are_refused() -> None:
