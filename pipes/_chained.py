@@ -359,8 +359,8 @@ class ChainedIter(Generic[T_co]):
         self,
         mode: str = "r",
         pathmgr: Any = None,
-        *,
         handler: Any = None,
+        *,
         on_error: OnError = "raise",
         max_errors: MaxErrors = 0.1,
     ) -> IoPathFileOpener:
@@ -638,8 +638,8 @@ class ChainedMap(Generic[T_co]):
         """Give the elements of several map pipes under consecutive indices, from 0."""
         raise NotImplementedError
 
-    def map(self, fn: Callable[[T_co], R]) -> MapMapper[R]:
-        """Give `fn(datapipe[key])` for a key, when it is asked for."""
+    def map(self, fn: Callable[[T_co], R] = ...) -> MapMapper[R]:
+        """Give `fn(datapipe[key])` for a key, when it is asked for; without `fn`, the element itself."""
         raise NotImplementedError
 
     def shuffle(self, *, indices: Iterable[Any] | None = None) -> MapShuffler[T_co]:

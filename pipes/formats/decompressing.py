@@ -158,7 +158,7 @@ class Decompressor(AppliedPipe[tuple[str, StreamWrapper]]):
     """Give each `(path, stream)` with the stream decompressed: gzip, bzip2, xz, zstd; tar and zip as opened archives.
 
     Args:
-        datapipe: gives `(path, binary stream)`.
+        source_datapipe: gives `(path, binary stream)`.
         file_type: "gzip", "bz2", "lzma" or "xz", "zstd", "tar", "zip", in upper or lower case; None goes by the path's
             extension or, when that tells nothing, by the first bytes.
         on_error, max_errors: "skip" leaves out what has no known type, up to so many; see the page on errors.
@@ -179,9 +179,11 @@ class Decompressor(AppliedPipe[tuple[str, StreamWrapper]]):
 
     run_class = _DecompressorRun
 
+    _input = "source_datapipe"
+
     def __init__(
         self,
-        datapipe: Any,
+        source_datapipe: Any,
         file_type: str | None = None,
         *,
         on_error: OnError = "raise",
@@ -189,7 +191,7 @@ class Decompressor(AppliedPipe[tuple[str, StreamWrapper]]):
     ) -> None:
         if file_type is not None and (not isinstance(file_type, str) or file_type.lower() not in _BY_NAME):
             raise ValueError(f"{file_type!r} is not a valid CompressionType; known are {', '.join(_BY_NAME)}")
-        super().__init__(datapipe, on_error, max_errors)
+        super().__init__(source_datapipe, on_error, max_errors)
         self.file_type = file_type
 
     def opened(self, element: Any) -> tuple[str, StreamWrapper]:
@@ -224,6 +226,7 @@ class _FileLoader(Decompressor):
     """Base of the stages that know one compression, and take its extension off the path."""
 
     file_kind = ""
+    _input = "datapipe"
 
     def __init__(
         self,

@@ -81,7 +81,7 @@ class LineReader(IterDataPipe[Any]):
     """Give `(path, line)` for each line of each stream, bytes from binary streams and str from text ones.
 
     Args:
-        datapipe: gives `(path, stream)`; a `StreamWrapper` is closed after its last line.
+        source_datapipe: gives `(path, stream)`; a `StreamWrapper` is closed after its last line.
         skip_lines: lines to pass over at the beginning of each stream.
         strip_newline: without the LF or CR LF at the end.
         decode: bytes become str, by `encoding` and `errors`; "ignore", torchdata's default, drops undecodable bytes.
@@ -102,7 +102,7 @@ class LineReader(IterDataPipe[Any]):
 
     def __init__(
         self,
-        datapipe: IterDataPipe[Any],
+        source_datapipe: IterDataPipe[Any],
         *,
         skip_lines: int = 0,
         strip_newline: bool = True,
@@ -116,7 +116,7 @@ class LineReader(IterDataPipe[Any]):
         check_policy(on_error, max_errors)
         if skip_lines < 0:
             raise ValueError(f"skip_lines={skip_lines}: must be 0 or more")
-        self.datapipe = as_pipe(datapipe)
+        self.source_datapipe = as_pipe(source_datapipe)
         self.skip_lines = skip_lines
         self.strip_newline = strip_newline
         self.decode = decode

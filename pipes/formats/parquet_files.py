@@ -247,7 +247,7 @@ class ParquetDataFrameLoader(IterDataPipe[Any]):
 
     def __init__(
         self,
-        datapipe: Any,
+        source_dp: Any,
         dtype: None = None,
         columns: Sequence[str] | None = None,
         device: str = "",
@@ -263,7 +263,7 @@ class ParquetDataFrameLoader(IterDataPipe[Any]):
                 f"dtype={dtype!r}, device={device!r}: torcharrow's settings have no meaning for tables of pyarrow; "
                 "cast with map, move batches with DataLoader2(device=...)"
             )
-        self.datapipe = as_pipe(datapipe)
+        self.source_dp = as_pipe(source_dp)
         self.dtype = dtype
         self.columns = _names(columns)
         self.device = device

@@ -97,7 +97,7 @@ class CSVParser(IterDataPipe[Any]):
     """Give the rows of each delimited text as lists of str.
 
     Args:
-        datapipe: gives `(path, stream)`; binary streams keep line breaks inside quotes as they are.
+        source_datapipe: gives `(path, stream)`; binary streams keep line breaks inside quotes as they are.
         skip_lines: lines to pass over at the beginning of each text.
         decode: bytes are decoded; False refuses them.
         encoding, errors: of bytes; "ignore", torchdata's default, drops undecodable bytes without a word, "strict"
@@ -121,7 +121,7 @@ class CSVParser(IterDataPipe[Any]):
 
     def __init__(
         self,
-        datapipe: IterDataPipe[Any],
+        source_datapipe: IterDataPipe[Any],
         *,
         skip_lines: int = 0,
         decode: bool = True,
@@ -136,7 +136,7 @@ class CSVParser(IterDataPipe[Any]):
         if skip_lines < 0:
             raise ValueError(f"skip_lines={skip_lines}: must be 0 or more")
         check_policy(on_error, max_errors)
-        self.datapipe = as_pipe(datapipe)
+        self.source_datapipe = as_pipe(source_datapipe)
         self.skip_lines = skip_lines
         self.decode = decode
         self.encoding = encoding
@@ -220,7 +220,7 @@ class CSVDictParser(IterDataPipe[Any]):
 
     def __init__(
         self,
-        datapipe: IterDataPipe[Any],
+        source_datapipe: IterDataPipe[Any],
         *,
         skip_lines: int = 0,
         decode: bool = True,
@@ -234,7 +234,7 @@ class CSVDictParser(IterDataPipe[Any]):
         if skip_lines < 0:
             raise ValueError(f"skip_lines={skip_lines}: must be 0 or more")
         check_policy(on_error, max_errors)
-        self.datapipe = as_pipe(datapipe)
+        self.source_datapipe = as_pipe(source_datapipe)
         self.skip_lines = skip_lines
         self.decode = decode
         self.encoding = encoding
@@ -324,13 +324,15 @@ class JsonParser(AppliedPipe[tuple[str, Any]]):
 
     run_class = _JsonRun
 
+    _input = "source_datapipe"
+
     def __init__(
         self,
-        datapipe: IterDataPipe[Any],
+        source_datapipe: IterDataPipe[Any],
         *,
         on_error: OnError = "raise",
         max_errors: MaxErrors = BUDGET,
         **kwargs: Any,
     ) -> None:
-        super().__init__(datapipe, on_error, max_errors)
+        super().__init__(source_datapipe, on_error, max_errors)
         self.kwargs = kwargs

@@ -267,7 +267,7 @@ class WebDataset(IterDataPipe[Sample]):
 
     def __init__(
         self,
-        datapipe: IterDataPipe[Any],
+        source_datapipe: IterDataPipe[Any],
         *,
         required: Sequence[str] = (),
         duplicates: Literal["refuse", "number"] = "refuse",
@@ -277,7 +277,7 @@ class WebDataset(IterDataPipe[Sample]):
         check_policy(on_error, max_errors)
         if duplicates not in ("refuse", "number"):
             raise ValueError(f"duplicates={duplicates!r} is not one of 'refuse', 'number'")
-        self.datapipe = as_pipe(datapipe)
+        self.source_datapipe = as_pipe(source_datapipe)
         self.required = [required] if isinstance(required, str) else list(required)
         self.duplicates = duplicates
         self.on_error = on_error

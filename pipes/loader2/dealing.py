@@ -154,7 +154,7 @@ def cut(graph: IterDataPipe[Any]) -> tuple[IterDataPipe[Any], IterDataPipe[Any] 
     filters = [node for node in nodes if type(node)._shards]
     if filters:
         point: Any = filters[-1]
-        upstream: Any = point.datapipe
+        upstream: Any = point.source_datapipe
     else:
         point = upstream = automatic_shard_point(nodes)
     if not any(_read_once(node) for node in walk(upstream)):

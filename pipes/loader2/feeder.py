@@ -75,7 +75,7 @@ def take_off(
             raise ValueError(
                 f"{type(stage).__name__} at the end of the graph names the device; leave device= and memory= out"
             )
-        graph = stage.datapipe
+        graph = stage.source_datapipe
     for node in walk(graph):
         if isinstance(node, DeviceMover) and has_workers:
             raise GraphError(

@@ -230,7 +230,7 @@ class FSSpecFileOpener(OpenerPipe):
     """Open each name through fsspec and give `(name, stream)`; the stream closes when it is dropped.
 
     Args:
-        datapipe: a pipe or list of URLs or paths, of one protocol or several.
+        source_datapipe: a pipe or list of URLs or paths, of one protocol or several.
         mode: "r", "rt", "t" for text, "rb", "b" for bytes; archive readers need bytes.
         kwargs_for_open: what the file system's `open` takes, plain data; for text also `encoding`, `errors`, `newline`.
         on_error, max_errors: "skip" leaves out names that cannot be opened, up to so many; see the page on errors.
@@ -246,9 +246,11 @@ class FSSpecFileOpener(OpenerPipe):
     [('memory://open/a.txt', 'hello')]
     """
 
+    _input = "source_datapipe"
+
     def __init__(
         self,
-        datapipe: Any,
+        source_datapipe: Any,
         mode: str = "r",
         *,
         kwargs_for_open: dict[str, Any] | None = None,
@@ -258,7 +260,7 @@ class FSSpecFileOpener(OpenerPipe):
     ) -> None:
         _need_fsspec()
         checked_read_mode(mode)
-        super().__init__(datapipe, on_error, max_errors)
+        super().__init__(source_datapipe, on_error, max_errors)
         self.mode = mode
         self.kwargs_for_open = kwargs_for_open
         self.connection = connection
@@ -289,7 +291,7 @@ class FSSpecSaver(SaverPipe):
     """Write each `(name, data)` through fsspec and give the name written.
 
     Args:
-        datapipe: a pipe or list of pairs; data is text, bytes, or a stream of them, which is copied.
+        source_datapipe: a pipe or list of pairs; data is text, bytes, or a stream of them, which is copied.
         mode: "w", "wt", "t" for text (UTF-8), "wb", "b" for bytes.
         filepath_fn: makes the URL from the name; without it the name is the URL.
         kwargs_for_open: what the file system's `open` takes for writing, plain data.
@@ -309,9 +311,11 @@ class FSSpecSaver(SaverPipe):
     b'hello'
     """
 
+    _input = "source_datapipe"
+
     def __init__(
         self,
-        datapipe: Any,
+        source_datapipe: Any,
         mode: str = "w",
         filepath_fn: Callable[[Any], Any] | None = None,
         *,
@@ -321,7 +325,7 @@ class FSSpecSaver(SaverPipe):
         **connection: Any,
     ) -> None:
         _need_fsspec()
-        super().__init__(datapipe, mode, filepath_fn, on_error, max_errors)
+        super().__init__(source_datapipe, mode, filepath_fn, on_error, max_errors)
         self.kwargs_for_open = kwargs_for_open
         self.connection = connection
 

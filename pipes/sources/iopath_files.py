@@ -100,7 +100,7 @@ class IoPathFileOpener(OpenerPipe):
     """Open each path by a path manager of iopath and give `(path, stream)`; the stream closes when it is dropped.
 
     Args:
-        datapipe: a pipe or list of paths.
+        source_datapipe: a pipe or list of paths.
         mode: "r", "rt", "t" for text, "rb", "b" for bytes; archive readers need bytes.
         pathmgr, handler: as in `IoPathFileLister`.
         on_error, max_errors: "skip" leaves out names that cannot be opened, up to so many; see the page on errors.
@@ -115,18 +115,20 @@ class IoPathFileOpener(OpenerPipe):
     ['content of a://b']
     """
 
+    _input = "source_datapipe"
+
     def __init__(
         self,
-        datapipe: Any,
+        source_datapipe: Any,
         mode: str = "r",
         pathmgr: Any = None,
-        *,
         handler: Any = None,
+        *,
         on_error: OnError = "raise",
         max_errors: MaxErrors = BUDGET,
     ) -> None:
         checked_read_mode(mode)
-        super().__init__(datapipe, on_error, max_errors)
+        super().__init__(source_datapipe, on_error, max_errors)
         self.mode = mode
         self.pathmgr = pathmgr
         self.handler = handler
@@ -144,7 +146,8 @@ class IoPathSaver(SaverPipe):
     """Write each `(name, data)` by a path manager of iopath and give the path written.
 
     Args:
-        datapipe: a pipe or list of pairs; data is text, bytes, or a stream of them, which is read before it is written.
+        source_datapipe: a pipe or list of pairs; data is text, bytes, or a stream of them, which is read before it is
+            written.
         mode: "w", "wt", "t" for text (UTF-8), "wb", "b" for bytes.
         filepath_fn: makes the path from the name; without it the name is the path.
         pathmgr, handler: as in `IoPathFileLister`.
@@ -162,9 +165,11 @@ class IoPathSaver(SaverPipe):
     'hello'
     """
 
+    _input = "source_datapipe"
+
     def __init__(
         self,
-        datapipe: Any,
+        source_datapipe: Any,
         mode: str = "w",
         filepath_fn: Callable[[Any], Any] | None = None,
         *,
@@ -173,7 +178,7 @@ class IoPathSaver(SaverPipe):
         on_error: OnError = "raise",
         max_errors: MaxErrors = BUDGET,
     ) -> None:
-        super().__init__(datapipe, mode, filepath_fn, on_error, max_errors)
+        super().__init__(source_datapipe, mode, filepath_fn, on_error, max_errors)
         self.pathmgr = pathmgr
         self.handler = handler
         self._paths = _manager(pathmgr, handler)

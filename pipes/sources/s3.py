@@ -32,8 +32,8 @@ class S3FileLister(IterDataPipe[S3Url]):
     """Give the names `s3://bucket/key` of the objects whose name begins with a prefix, in the store's order.
 
     Args:
-        source: a prefix `s3://bucket/any/beginning`, a list of them, or a pipe of them. It is the plain beginning of a
-            name and no folder: `s3://b/in` also finds `s3://b/input/x`.
+        source_datapipe: a prefix `s3://bucket/any/beginning`, a list of them, or a pipe of them. It is the plain
+            beginning of a name and no folder: `s3://b/in` also finds `s3://b/input/x`.
         length: what `len()` says; -1 is unknown.
         request_timeout_ms: longest wait for a connection or for the next bytes, in milliseconds; -1 leaves it to
             `options`.
@@ -58,7 +58,7 @@ class S3FileLister(IterDataPipe[S3Url]):
 
     def __init__(
         self,
-        source: Any,
+        source_datapipe: Any,
         length: int = -1,
         request_timeout_ms: int = -1,
         region: str = "",
@@ -70,7 +70,8 @@ class S3FileLister(IterDataPipe[S3Url]):
         endpoint_url: str | None = None,
         options: S3Options | None = None,
     ) -> None:
-        self.source = source if isinstance(source, str | list | tuple) else as_pipe(source)
+        is_constant = isinstance(source_datapipe, str | list | tuple)
+        self.source_datapipe = source_datapipe if is_constant else as_pipe(source_datapipe)
         self.length = length
         self.request_timeout_ms = request_timeout_ms
         self.region = region
@@ -81,12 +82,12 @@ class S3FileLister(IterDataPipe[S3Url]):
         self.endpoint_url = endpoint_url
         self.options = options
         self._store = _store(options, request_timeout_ms, region, endpoint_url)
-        if not isinstance(self.source, IterDataPipe):
+        if not isinstance(self.source_datapipe, IterDataPipe):
             for prefix in self.roots():
                 self._store.list(prefix, page_size)
 
     def _make_run(self, context: Context, stage: str) -> Run:
-        return (RootsRun if isinstance(self.source, IterDataPipe) else ListingRun)(self, context, stage)
+        return (RootsRun if isinstance(self.source_datapipe, IterDataPipe) else ListingRun)(self, context, stage)
 
     @property
     def clients_in_use(self) -> tuple[str, ...]:
@@ -95,7 +96,7 @@ class S3FileLister(IterDataPipe[S3Url]):
 
     def roots(self) -> list[str]:
         """The constant prefixes, as a list."""
-        return [self.source] if isinstance(self.source, str) else list(self.source)
+        return [self.source_datapipe] if isinstance(self.source_datapipe, str) else list(self.source_datapipe)
 
     def names(self, root: str) -> Iterator[S3Url]:
         """The names under one prefix."""
@@ -133,8 +134,8 @@ class S3FileLoader(OpenerPipe):
     """Open each S3 object and give `(name, stream)`: a binary stream that is whole or raises, and closes when dropped.
 
     Args:
-        datapipe: a pipe or list of names `s3://bucket/key`, taken literally; those of `list_files_by_s3` carry the
-            size and the ETag to expect.
+        source_datapipe: a pipe or list of names `s3://bucket/key`, taken literally; those of `list_files_by_s3`
+            carry the size and the ETag to expect.
         request_timeout_ms: longest wait for a connection or for the next bytes, in milliseconds; -1 leaves it to
             `options`.
         region: of the bucket; "" leaves it to `options`.
@@ -159,9 +160,11 @@ class S3FileLoader(OpenerPipe):
     1
     """
 
+    _input = "source_datapipe"
+
     def __init__(
         self,
-        datapipe: Any,
+        source_datapipe: Any,
         request_timeout_ms: int = -1,
         region: str = "",
         buffer_size: int | None = None,
@@ -180,7 +183,7 @@ class S3FileLoader(OpenerPipe):
             raise ValueError(f"concurrency={concurrency}: at least one request at a time has to be made")
         if read_ahead and read_ahead < LEAST_READ_AHEAD:
             raise ValueError(f"read_ahead={read_ahead}: a number of bytes, 0 or at least {LEAST_READ_AHEAD}")
-        super().__init__(datapipe, on_error, max_errors)
+        super().__init__(source_datapipe, on_error, max_errors)
         self.request_timeout_ms = request_timeout_ms
         self.region = region
         self.buffer_size = buffer_size

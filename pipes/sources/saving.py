@@ -138,7 +138,7 @@ class Saver(SaverPipe):
     """Write each `(name, data)` to a local file and give its path.
 
     Args:
-        datapipe: a pipe or list of pairs; data is text, bytes, or a stream of them, which is copied.
+        source_datapipe: a pipe or list of pairs; data is text, bytes, or a stream of them, which is copied.
         mode: "w", "wt", "t" for text (UTF-8), "wb", "b" for bytes.
         filepath_fn: makes the path from the name; without it the name is the path.
         on_error, max_errors: "skip" leaves out what cannot be saved, up to so many; see the page on errors.
@@ -156,16 +156,18 @@ class Saver(SaverPipe):
     ['hello']
     """
 
+    _input = "source_datapipe"
+
     def __init__(
         self,
-        datapipe: Any,
+        source_datapipe: Any,
         mode: str = "w",
         filepath_fn: Callable[[Any], Any] | None = None,
         *,
         on_error: OnError = "raise",
         max_errors: MaxErrors = BUDGET,
     ) -> None:
-        super().__init__(datapipe, mode, filepath_fn, on_error, max_errors)
+        super().__init__(source_datapipe, mode, filepath_fn, on_error, max_errors)
 
     def saved(self, element: Any) -> str:
         """Write one element."""

@@ -20,9 +20,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+def _same(element: Any) -> Any:
+    return element
+
+
 @functional_datapipe("map")
 class MapMapper(MapDataPipe[R]):
-    """Give `fn(datapipe[key])` for a key, when it is asked for.
+    """Give `fn(datapipe[key])` for a key, when it is asked for; without `fn`, the element itself.
 
     Raises TypeError if `fn` is not callable, ValueError if it cannot take one argument.
 
@@ -33,7 +37,7 @@ class MapMapper(MapDataPipe[R]):
 
     calls_user = True
 
-    def __init__(self, datapipe: MapDataPipe[T], fn: Callable[[T], R]) -> None:
+    def __init__(self, datapipe: MapDataPipe[T], fn: Callable[[T], R] = _same) -> None:
         check_columns(fn, None)
         self.datapipe = datapipe
         self.fn = fn

@@ -77,13 +77,15 @@ class MapperRun(AppliedRun):
 
 
 class AppliedPipe(IterDataPipe[R]):
-    """Base of stages that make one output of each input of `datapipe`, or none where `on_error` leaves it out."""
+    """Base of stages that make one output of each of their inputs, or none where `on_error` leaves it out."""
 
     run_class = AppliedRun
+    #: What torchdata calls the first parameter, which is kept under that name.
+    _input: ClassVar[str] = "datapipe"
 
     def __init__(self, datapipe: Any, on_error: OnError, max_errors: MaxErrors) -> None:
         check_policy(on_error, max_errors)
-        self.datapipe = as_pipe(datapipe)
+        setattr(self, self._input, as_pipe(datapipe))
         self.on_error = on_error
         self.max_errors = max_errors
 
@@ -92,7 +94,7 @@ class AppliedPipe(IterDataPipe[R]):
 
     def _length(self, shard: Shard) -> int:
         refuse_length(self)
-        return length_of(self.datapipe, shard)
+        return length_of(getattr(self, self._input), shard)
 
 
 class _KeyedMapperRun(MapperRun):

@@ -72,7 +72,7 @@ class DeviceMover(IterDataPipe[T]):
 
     def __init__(
         self,
-        datapipe: IterDataPipe[T],
+        source_datapipe: IterDataPipe[T],
         device: Any,
         memory: str = "auto",
         prefetch: int = 2,
@@ -85,7 +85,7 @@ class DeviceMover(IterDataPipe[T]):
             raise ValueError(f"prefetch must lie in 0 to {_MOST_AHEAD}, not {prefetch}")
         if on_device is not None and not callable(on_device):
             raise TypeError(f"on_device must be a function of a batch, not {type(on_device).__name__}")
-        self.datapipe = as_pipe(datapipe)
+        self.source_datapipe = as_pipe(source_datapipe)
         self.device = device
         self.memory = memory
         self.prefetch = prefetch
@@ -104,7 +104,7 @@ class DeviceMover(IterDataPipe[T]):
         return ()
 
     def _length(self, shard: Shard) -> int:
-        return length_of(self.datapipe, shard)
+        return length_of(self.source_datapipe, shard)
 
 
 @functional_datapipe("pin_memory")
@@ -121,11 +121,11 @@ class PinMemory(DeviceMover[T]):
 
     def __init__(
         self,
-        datapipe: IterDataPipe[T],
+        source_datapipe: IterDataPipe[T],
         device: Any = None,
         pin_memory_fn: Callable[[Any, Any], Any] | None = None,
     ) -> None:
-        super().__init__(datapipe, device, "pinned")
+        super().__init__(source_datapipe, device, "pinned")
         self.pin_memory_fn = pin_memory_fn
 
     def resolved(self) -> Device:

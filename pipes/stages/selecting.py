@@ -137,15 +137,15 @@ class Enumerator(IterDataPipe[tuple[int, T]]):
     run_class = _EnumeratorRun
     _numbers = True
 
-    def __init__(self, datapipe: IterDataPipe[T], starting_index: int = 0) -> None:
-        self.datapipe = as_pipe(datapipe)
+    def __init__(self, source_datapipe: IterDataPipe[T], starting_index: int = 0) -> None:
+        self.source_datapipe = as_pipe(source_datapipe)
         self.starting_index = starting_index
 
     def _places(self) -> tuple[str, ...]:
         return ()
 
     def _length(self, shard: Shard) -> int:
-        return length_of(self.datapipe, shard)
+        return length_of(self.source_datapipe, shard)
 
 
 class _CyclerRun(Run):

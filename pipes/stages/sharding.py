@@ -36,7 +36,7 @@ class _ShardingFilterRun(ShardRun):
         return own + total * number, total * count
 
     def input_pipes(self) -> Sequence[Node]:
-        return (self.pipe.datapipe,)
+        return (self.pipe.source_datapipe,)
 
 
 @functional_datapipe("sharding_filter")
@@ -56,8 +56,8 @@ class ShardingFilter(IterDataPipe[T]):
     run_class = _ShardingFilterRun
     _shards = True
 
-    def __init__(self, datapipe: IterDataPipe[T], sharding_group_filter: int | None = None) -> None:
-        self.datapipe = as_pipe(datapipe)
+    def __init__(self, source_datapipe: IterDataPipe[T], sharding_group_filter: int | None = None) -> None:
+        self.source_datapipe = as_pipe(source_datapipe)
         self.sharding_group_filter = sharding_group_filter
         self._groups: dict[int, tuple[int, int]] = {}
         self._told_in_worker = False
@@ -107,4 +107,4 @@ class ShardingFilter(IterDataPipe[T]):
     def _length(self, shard: Shard) -> int:
         own, count = self.share()
         index, total = own + count * shard[0], count * shard[1]
-        return max(0, -(-(length_of(self.datapipe, (0, 1)) - index) // total))
+        return max(0, -(-(length_of(self.source_datapipe, (0, 1)) - index) // total))
