@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,24 @@ def test_what_is_missing_is_said() -> None:
     assert {*MISSING_MAP, *MISSING_LOADER} <= said
     assert not any(name in MapDataPipe.functions for name in MISSING_MAP)
     assert not any(hasattr(pipes.loader2, name) for name in MISSING_LOADER)
+
+
+def test_options_of_the_dict_reader() -> None:
+    def pipe() -> Any:
+        texts = [("a.csv", "1,2,3\n4\n"), ("b.csv", "5,6\n")]
+        opened = IterableWrapper(texts).map(lambda pair: (pair[0], io.StringIO(pair[1])))
+        return opened.parse_csv_as_dict(fieldnames=("x", "y"), restkey="more", restval="-")
+
+    rows = [{"x": "1", "y": "2", "more": ["3"]}, {"x": "4", "y": "-"}, {"x": "5", "y": "6"}]
+    assert list(pipe()) == rows
+    for k in range(len(rows)):
+        first = pipe()
+        iterator = iter(first)
+        for _ in range(k):
+            next(iterator)
+        again = pipe()
+        again.load_state_dict(first.state_dict())
+        assert list(again) == rows[k:]
 
 
 def test_a_map_pipe_maps_by_identity() -> None:

@@ -7,7 +7,7 @@ inside a stream is the byte after the last record, in its decompressed text, so 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import Any, ClassVar
 
@@ -161,7 +161,7 @@ class _DictRun(_DelimitedRun):
             raise damaged(f"'header' of stage {self.stage} is no list of names")
 
     def read(self, path: str, stream: Any, at: dict[str, Any]) -> Iterator[Any]:
-        header = at.get("header")
+        header = at.get("header", self.pipe.fieldnames)
         self.header: list[str] | None = header
         parts = self._rows(path, stream, at)
         if header is None:
@@ -186,16 +186,15 @@ class _DictRun(_DelimitedRun):
         return None if handle is None else unless_header
 
     def _dicts(self, rows: Iterator[list[str]], header: list[str]) -> Iterator[Any]:
-        width = len(header)
+        width, restkey, restval = len(header), self.pipe.restkey, self.pipe.restval
         for row in rows:
             if row and len(row) == width:
                 yield dict(zip(header, row, strict=True))
             elif row:  # an empty line is passed over, also below an empty header
-                # As csv.DictReader: what is missing is None, what is too much stands under None.
-                named: dict[Any, Any] = dict.fromkeys(header)
+                named: dict[Any, Any] = dict.fromkeys(header, restval)
                 named.update(zip(header, row, strict=False))
                 if len(row) > width:
-                    named[None] = row[width:]
+                    named[restkey] = row[width:]
                 yield named
 
     def where(self) -> tuple[Any, ...]:
@@ -207,7 +206,7 @@ class CSVDictParser(IterDataPipe[Any]):
     """Give the rows of each delimited text as dicts; its first row (after `skip_lines`) names the fields.
 
     Arguments and errors are those of `CSVParser`. As with `csv.DictReader`, empty lines are passed over, fields that
-    are missing are None, and those too many are a list under the key None.
+    are missing are `restval`, those too many are a list under `restkey`, and with `fieldnames` the first row is data.
 
     >>> import io
     >>> from pipes.iter import IterableWrapper
@@ -227,6 +226,9 @@ class CSVDictParser(IterDataPipe[Any]):
         encoding: str = "utf-8",
         errors: str = "ignore",
         return_path: bool = False,
+        fieldnames: Sequence[str] | None = None,
+        restkey: Any = None,
+        restval: Any = None,
         on_error: OnError = "raise",
         max_errors: MaxErrors = BUDGET,
         **fmtparams: Any,
@@ -240,6 +242,9 @@ class CSVDictParser(IterDataPipe[Any]):
         self.encoding = encoding
         self.errors = errors
         self.return_path = return_path
+        self.fieldnames = None if fieldnames is None else list(fieldnames)
+        self.restkey = restkey
+        self.restval = restval
         self.fmtparams = fmtparams
         self.on_error = on_error
         self.max_errors = max_errors
