@@ -26,6 +26,7 @@ __all__ = [
     "expand",
     "go_to",
     "read_chunks",
+    "read_up_to",
     "reader_of",
     "sniff",
     "whole_lines",
@@ -81,6 +82,25 @@ def read_chunks(stream: Any, name: str, size: int = CHUNK) -> Iterator[bytes]:
         TypeError: the stream is in text mode or cannot be read.
     """
     return iter(partial(reader_of(stream, name), size), b"")
+
+
+def read_up_to(read: Callable[[int], Any], size: int) -> bytes:
+    """The next `size` bytes, fewer only at the end, of a `read(n)` that may give less than it is asked for.
+
+    >>> import io
+    >>> stream = io.BytesIO(b"abcde")
+    >>> read_up_to(lambda size: stream.read(min(size, 2)), 4)
+    b'abcd'
+    """
+    data = read(size)
+    if len(data) == size:
+        return bytes(data)
+    parts = [data]
+    left = size - len(data)
+    while left and len(parts[-1]):
+        parts.append(read(left))
+        left -= len(parts[-1])
+    return b"".join(parts)
 
 
 def sniff(head: bytes) -> str:

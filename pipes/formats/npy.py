@@ -21,6 +21,7 @@ import numpy as np
 
 from pipes.errors import DataError, PipesError, StateError, TruncatedError
 from pipes.formats.chunks import go_to, reader_of
+from pipes.formats.zip import ReadsInFull
 from pipes.state import Ticks
 
 __all__ = ["NpyHeader", "NpyReader", "map_npy", "read_header", "read_npy", "read_npz"]
@@ -201,7 +202,8 @@ def read_npz(file: Any, name: str) -> dict[str, np.ndarray[Any, Any]]:
     """
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     try:
-        with zipfile.ZipFile(file) as archive:
+        whole: Any = ReadsInFull(file)
+        with zipfile.ZipFile(whole) as archive:
             for info in archive.infolist():
                 key = info.filename.removesuffix(".npy")
                 if key in arrays:

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from pipes.errors import ChangedDataError, DataError, PipesError, StateError, TruncatedError
+from pipes.formats.chunks import read_up_to
 
 __all__ = ["ParquetReader", "need_pyarrow"]
 
@@ -256,7 +257,7 @@ class _Gathered(io.RawIOBase):
         if not self.direct:
             for start, stop in ranges:
                 self._inner.seek(start)
-                self._held.append((start, self._inner.read(stop - start)))
+                self._held.append((start, read_up_to(self._inner.read, stop - start)))
 
     def read(self, size: int = -1, /) -> Any:
         if size is None or size < 0:
@@ -267,7 +268,7 @@ class _Gathered(io.RawIOBase):
                 self._at += size
                 return memoryview(data)[at - start : at - start + size]
         self._inner.seek(at)
-        data = self._inner.read(size)
+        data = read_up_to(self._inner.read, size)
         self._at += len(data)
         return data
 

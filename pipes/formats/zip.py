@@ -25,9 +25,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 from pipes.errors import DataError, PipesError, TruncatedError
+from pipes.formats.chunks import read_up_to
 from pipes.formats.zip_members import METHODS, Entry, ForwardBytes, inflate, name_of, sizes_of
 
-__all__ = ["MAX_MEMBER_BYTES", "ZipMember", "ZipReader"]
+__all__ = ["MAX_MEMBER_BYTES", "ReadsInFull", "ZipMember", "ZipReader"]
 
 MAX_MEMBER_BYTES = 1 << 30
 # The zip64 end record (4.3.14) is no longer than this.
@@ -105,6 +106,10 @@ class ZipReader:
         source = ForwardBytes(self._stream, self.name, known=True)
         # Of two at one place, the second overlaps the first.
         entries.sort(key=lambda entry: entry.offset)
+        if entries and entries[0].offset < 0:
+            raise DataError(
+                f"{self.name}: damaged: by its directory, {entries[0].name!r} lies before the archive's beginning"
+            )
         for entry, stop in zip(entries, [*(entry.offset for entry in entries[1:]), end], strict=False):
             if entry.offset < self.position:
                 continue
@@ -120,11 +125,11 @@ class ZipReader:
         if not size:
             raise self._empty()
         try:
-            file: Any = _ForZipfile(seekable)
+            file: Any = ReadsInFull(seekable)
             with zipfile.ZipFile(file) as archive:
                 comment = len(archive.comment)
                 seekable.seek(size - 22 - comment)
-                tail = seekable.read(22)
+                tail = read_up_to(seekable.read, 22)
                 entries = [
                     Entry(
                         info.orig_filename,
@@ -146,7 +151,7 @@ class ZipReader:
             if isinstance(hidden, OSError) and hidden.errno != errno.EINVAL:  # else a seek before the beginning
                 raise hidden from None
             seekable.seek(0)
-            if seekable.read(4) == b"PK\3\4":
+            if read_up_to(seekable.read, 4) == b"PK\3\4":
                 self._cut(size, "the directory at its end is missing or damaged", error)
             raise DataError(f"{self.name}: not a zip archive: {error}") from error
         if tail[:4] == b"PK\5\6" and comment < int.from_bytes(tail[20:], "little"):
@@ -276,11 +281,17 @@ class ZipReader:
         ) from cause
 
 
-class _ForZipfile:
-    """A file whose seeks to before its beginning raise OSError, as zipfile expects, and not ValueError."""
+class ReadsInFull:
+    """A file as zipfile expects it: it reads in full, and a seek to before its beginning raises OSError."""
 
     def __init__(self, inner: Any) -> None:
-        self.tell, self.read, self._seek = inner.tell, inner.read, inner.seek
+        self.tell, self._read, self._seek = inner.tell, inner.read, inner.seek
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        return bytes(self._read(size)) if size < 0 else read_up_to(self._read, size)
 
     def seek(self, offset: int, whence: int = 0) -> int:
         try:

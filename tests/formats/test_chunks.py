@@ -63,6 +63,15 @@ def test_cut_data_end_in_an_error_at_every_byte(kind: str) -> None:
             list(expand([packed[:cut]] if cut else [], "a.bin", kind))
 
 
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_data_cut_in_a_later_member_end_in_an_error(pack: Callable[[bytes], bytes]) -> None:
+    first, second = pack(b"one"), pack(b"two")
+    kind = sniff(first)
+    for cut in range(len(first) + 1, len(first + second)):
+        with pytest.raises(TruncatedError, match=f"a: cut at byte {cut}, inside its {kind}"):
+            list(expand([(first + second)[:cut]], "a", kind))
+
+
 @pytest.mark.parametrize("kind", sorted(PACKERS))
 def test_damaged_data_are_errors_that_name_the_file(kind: str) -> None:
     packed = bytearray(PACKERS[kind](bytes(range(256)) * 20))
@@ -181,3 +190,27 @@ def test_an_offset_beyond_the_end_is_no_silent_end(way: str) -> None:
     for offset in (201, 2**61):
         with pytest.raises(StateError, match=f"a.bin: the state stands at byte {offset}, and there are only 200"):
             list(chunks_from(make(data), "a.bin", offset))
+
+
+class _Short(io.BytesIO):
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(size if size is None or size < 0 else min(size, 100))
+
+
+def test_files_that_seek_may_give_less_than_asked() -> None:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from pipes.formats.npy import read_npz
+    from pipes.formats.parquet import ParquetReader
+    from pipes.formats.zip import ZipReader
+
+    file = io.BytesIO()
+    np.savez(file, **{"n" * 300: np.arange(500)})
+    (array,) = read_npz(_Short(file.getvalue()), "a.npz").values()
+    assert array.tolist() == list(range(500))
+    assert [len(member.data) for member in ZipReader(_Short(file.getvalue()), "a.zip")] == [128 + 4000]
+    file = io.BytesIO()
+    pq.write_table(pa.table({"a": range(1000)}), file)
+    assert sum(batch.num_rows for batch in ParquetReader(_Short(file.getvalue()), "a.parquet")) == 1000

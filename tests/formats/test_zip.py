@@ -245,6 +245,16 @@ def test_a_header_that_makes_a_bomb_small(make_stream: Callable[[bytes], Any]) -
             read(make_stream(data.replace((1 << 20).to_bytes(4, "little"), (10).to_bytes(4, "little"))))
 
 
+@by_directory
+def test_a_member_that_lies_nowhere_is_not_left_out(make_stream: Callable[[bytes], Any]) -> None:
+    # As behind other bytes: zipfile then counts all offsets from where the archive seems to begin.
+    data = bytearray(make_zip([("a", b"1"), ("b", b"2")]))
+    end = data.rindex(b"PK\5\6")
+    data[end + 16 : end + 20] = b"\xff\xff\xff\x7f"
+    with pytest.raises(DataError, match=r"a\.zip: damaged: by its directory, 'a' lies before"):
+        read(make_stream(bytes(data)))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_size_beyond_a_machine_word(method: int) -> None:
     buffer = io.BytesIO()
