@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pipes import iter as iter
     from pipes import loader2 as loader2
     from pipes import map as map
+    from pipes import utils as utils
     from pipes.datapipe import DataChunk, IterDataPipe, MapDataPipe, functional_datapipe
     from pipes.loader2 import DataLoader2
 
@@ -42,7 +43,7 @@ _HOME = {
     "functional_datapipe": "pipes.datapipe",
     "quote": "shlex",
 }
-_SUBMODULES = frozenset({"errors", "graph", "iter", "loader2", "map"})
+_SUBMODULES = frozenset({"errors", "graph", "iter", "loader2", "map", "utils"})
 
 
 def _stdlib_template() -> Any:

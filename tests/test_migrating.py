@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +165,11 @@ def test_what_is_missing_is_said() -> None:
     assert {*MISSING_MAP, *MISSING_LOADER} <= said
     assert not any(name in MapDataPipe.functions for name in MISSING_MAP)
     assert not any(hasattr(pipes.loader2, name) for name in MISSING_LOADER)
+
+
+def test_submodules_are_there_after_the_import() -> None:
+    code = "import pipes as dp; dp.iter.IterableWrapper, dp.map.SequenceWrapper, dp.utils.StreamWrapper"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_options_of_the_dict_reader() -> None:
