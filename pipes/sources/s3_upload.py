@@ -102,7 +102,8 @@ class _Multipart:
         except BaseException as error:
             self._ending.set()
             pool.shutdown(wait=False, cancel_futures=True)
-            if wait(sending, _SECONDS_TO_END).not_done:
+            # Those that were cancelled have not begun; `wait` would wait for a thread to take note of them.
+            if wait([future for future in sending if not future.cancelled()], _SECONDS_TO_END).not_done:
                 add_note(error, f"upload {self._id} had parts under way, which may still be in the store")
             else:
                 pool.shutdown()  # the threads of parts that are done end now, and not a moment later
