@@ -226,6 +226,8 @@ def on_a_fake_bus(count: int) -> list[Row]:
             batches = iter(loader)
             for _ in range(20):
                 nbytes = next(batches).nbytes
+            # Until every block of shared memory is there: its pages are made as they are filled, ten times as slowly.
+            time.sleep(0.1 * BURST)
             waiting, woken, plain = [], [], []
             for _ in range(count // 4 // BURST):
                 # By then the worker has made what it may.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import time
 import weakref
+from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -108,7 +109,10 @@ class FakeDevice(AcceleratorDevice):
         self._copies: deque[_Copy] = deque()
         self._waited = 0
         self._kernels: deque[tuple[int, Reading]] = deque()
+        # Page-locked memory: sizes by address, and the addresses in order.
         self._ranges: dict[int, int] = {}
+        self._starts: list[int] = []
+        self._staged_now = 0
         # Freed blocks by size, those that are kept until the next `synchronize`, and the addresses that are kept.
         self._free: dict[int, list[torch.Tensor]] = {}
         self._until_sync: list[torch.Tensor] = []
@@ -133,16 +137,22 @@ class FakeDevice(AcceleratorDevice):
         if self.lockable is not None and self.locked + nbytes > self.lockable:
             return f"{self.lockable} bytes may be locked"
         self._ranges[address] = nbytes
+        insort(self._starts, address)
         self.most_locked = max(self.most_locked, self.locked)
         return None
 
     def unlock_pages(self, address: int) -> None:
         self.run_until(self._begun)
         del self._ranges[address]
+        self._starts.remove(address)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         start = tensor.data_ptr()
-        return any(low <= start and start + tensor.nbytes <= low + size for low, size in self._ranges.items())
+        before = bisect_right(self._starts, start)
+        if not before:
+            return False
+        low = self._starts[before - 1]
+        return start + tensor.nbytes <= low + self._ranges[low]
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
         self.staged += tensor.nbytes
@@ -171,8 +181,9 @@ class FakeDevice(AcceleratorDevice):
         self._copies.append(
             _Copy(self._begun, self._free_at, tensor.data_ptr(), target.data_ptr(), tensor.nbytes, staged)
         )
-        kept = sum(copy.nbytes for copy in self._copies if copy.staged is not None)
-        self.most_staged = max(self.most_staged, kept)
+        if not large:
+            self._staged_now += tensor.nbytes
+            self.most_staged = max(self.most_staged, self._staged_now)
         return target
 
     def _allocate(self, like: torch.Tensor) -> torch.Tensor:
@@ -200,7 +211,7 @@ class FakeDevice(AcceleratorDevice):
 
     def run_due(self) -> None:
         """Do the copies whose time has come."""
-        now = time.perf_counter()
+        now = time.perf_counter() if self._copies else 0.0
         while self._copies and self._copies[0].due <= now:
             self._run(self._copies.popleft())
 
@@ -214,6 +225,8 @@ class FakeDevice(AcceleratorDevice):
         if self.moves:
             ctypes.memmove(copy.target, copy.source, copy.nbytes)
         self.done = copy.number
+        if copy.staged is not None:
+            self._staged_now -= copy.nbytes
 
     def record(self) -> Mark:
         return _FakeMark(self, self._begun, 0)

@@ -144,8 +144,11 @@ class Feeder:
         if first.error is not None:
             raise first.error
         # Nothing was ahead, or the device had no room for it then.
-        sent = self._send(first) if first.sent is None else first.sent
-        output = self._sender.hand_over(sent)
+        if first.sent is None:
+            self._sender.let_go(self._prefetch)
+            self._send(first)
+        assert first.sent is not None
+        output = self._sender.hand_over(first.sent)
         self._look_ahead()
         self._ahead.popleft()
         self._given += 1
@@ -176,11 +179,9 @@ class Feeder:
                 return
             del host
 
-    def _send(self, output: _Ahead) -> Sent:
-        self._sender.let_go(self._prefetch)
-        sent = output.sent = self._sender.send(output.host)
+    def _send(self, output: _Ahead) -> None:
+        output.sent = self._sender.send(output.host)
         output.host = None
-        return sent
 
     def next_ready(self) -> Any:
         """Return NOTHING: nobody looks ahead of this."""
