@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from pipes.stages.bucketing import MaxTokenBucketizer
     from pipes.stages.collating import Collator
     from pipes.stages.filtering import Filter
-    from pipes.stages.flattening import FlatMapper
-    from pipes.stages.joining import Concater, Multiplexer
+    from pipes.stages.flattening import FlatMapper, Repeater
+    from pipes.stages.joining import Concater, Multiplexer, MultiplexerLongest, ZipperLongest
     from pipes.stages.keyed import MapBatcher, MapConcater, MapMapper, MapShuffler, MapZipper
     from pipes.stages.mapping import Mapper
     from pipes.stages.moving import DeviceMover, PinMemory
-    from pipes.stages.selecting import Cycler, Enumerator, Header, Skipper
+    from pipes.stages.selecting import Cycler, Enumerator, Header, IndexAdder, LengthSetter, Skipper
     from pipes.stages.sharding import ShardingFilter
     from pipes.stages.shuffling import Shuffler
     from pipes.stages.threads import ThreadPoolMapper
@@ -52,6 +52,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 class ChainedIter(Generic[T_co]):
     """The chained methods of iterable pipes."""
+
+    def add_index(self, index_name: str = "index") -> IndexAdder:
+        """Give each dict with its number under `index_name`; below a `sharding_filter` each stream counts its own."""
+        raise NotImplementedError
 
     def arrow_to_tensors(
         self, columns: Sequence[str] | None = None, *, on_error: OnError = "raise", max_errors: MaxErrors = 0.1
@@ -331,6 +335,10 @@ class ChainedIter(Generic[T_co]):
         """Give one element of each pipe in turn, in whole rounds: it stops when the shortest has no more."""
         raise NotImplementedError
 
+    def mux_longest(self, *datapipes: IterDataPipe[Any]) -> MultiplexerLongest:
+        """Give one element of each pipe in turn, to the end of the longest: those that ended are passed over."""
+        raise NotImplementedError
+
     def open_files(
         self,
         mode: str = "r",
@@ -458,6 +466,10 @@ class ChainedIter(Generic[T_co]):
         """Give pyarrow.RecordBatches of exactly `batch_size` rows, from record batches or tables of any length."""
         raise NotImplementedError
 
+    def repeat(self, times: int) -> Repeater[T_co]:
+        """Give each element `times` times in a row, each time the same object; the whole again is `.cycle(times)`."""
+        raise NotImplementedError
+
     def save_by_fsspec(
         self,
         mode: str = "w",
@@ -521,6 +533,10 @@ class ChainedIter(Generic[T_co]):
         options: S3Options | None = None,
     ) -> WebDatasetSaver:
         """Write samples into tar shards and give the name of each as soon as it is there, whole."""
+        raise NotImplementedError
+
+    def set_length(self, length: int) -> LengthSetter[T_co]:
+        """Pass on all elements, and let `len` tell `length`, also where that is not so."""
         raise NotImplementedError
 
     def sharding_filter(self, sharding_group_filter: int | None = None) -> ShardingFilter[T_co]:
@@ -624,6 +640,11 @@ class ChainedIter(Generic[T_co]):
 
     def zip(self, *args: Any, **kwargs: Any) -> Any:
         """Give tuples of one element of each pipe, to the end of the shortest."""
+        raise NotImplementedError
+
+    def zip_longest(self, *datapipes: IterDataPipe[Any], fill_value: Any = None) -> ZipperLongest:
+        """Give tuples of one element of each pipe, to the end of the longest; `fill_value` stands for those that
+        ended."""
         raise NotImplementedError
 
 

@@ -20,11 +20,11 @@ from pipes.stages.batching import Batcher, UnBatcher
 from pipes.stages.bucketing import MaxTokenBucketizer
 from pipes.stages.collating import Collator
 from pipes.stages.filtering import Filter
-from pipes.stages.flattening import FlatMapper
-from pipes.stages.joining import Concater, Multiplexer, Zipper
+from pipes.stages.flattening import FlatMapper, Repeater
+from pipes.stages.joining import Concater, Multiplexer, MultiplexerLongest, Zipper, ZipperLongest
 from pipes.stages.mapping import Mapper
 from pipes.stages.moving import DeviceMover, PinMemory
-from pipes.stages.selecting import Cycler, Enumerator, Header, Skipper
+from pipes.stages.selecting import Cycler, Enumerator, Header, IndexAdder, LengthSetter, Skipper
 from pipes.stages.sharding import ShardingFilter
 from pipes.stages.shuffling import Shuffler
 from pipes.stages.splitting import Demultiplexer, Forker
@@ -56,6 +56,7 @@ __all__ = [
     "Forker",
     "Header",
     "HttpReader",
+    "IndexAdder",
     "IoPathFileLister",
     "IoPathFileOpener",
     "IoPathSaver",
@@ -63,16 +64,19 @@ __all__ = [
     "IterableWrapper",
     "JsonLinesParser",
     "JsonParser",
+    "LengthSetter",
     "LineReader",
     "MapToIterConverter",
     "Mapper",
     "MaxTokenBucketizer",
     "Multiplexer",
+    "MultiplexerLongest",
     "NpyLoader",
     "ParquetDataFrameLoader",
     "ParquetLoader",
     "ParquetRowGroupLister",
     "PinMemory",
+    "Repeater",
     "RowRebatcher",
     "S3FileLister",
     "S3FileLoader",
@@ -90,5 +94,6 @@ __all__ = [
     "XzFileLoader",
     "ZipArchiveLoader",
     "Zipper",
+    "ZipperLongest",
     "functional_datapipe",
 ]

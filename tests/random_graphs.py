@@ -75,7 +75,7 @@ def cut_short(pipe: Pipe, draw: random.Random) -> Pipe:
 
 
 def repeated(pipe: Pipe, draw: random.Random) -> Pipe:
-    return pipe.cycle(2)
+    return draw.choice([pipe.cycle, pipe.repeat])(2)
 
 
 def forked_and_zipped(pipe: Pipe, draw: random.Random) -> Pipe:
@@ -86,7 +86,7 @@ def forked_and_zipped(pipe: Pipe, draw: random.Random) -> Pipe:
 def split_and_joined(pipe: Pipe, draw: random.Random) -> Pipe:
     left, right = pipe.demux(2, lambda x: mark(x) % 2)
     left, right = simple(left, draw), simple(right, draw)
-    return draw.choice([left.mux, left.concat, left.zip])(right)
+    return draw.choice([left.mux, left.concat, left.zip, left.mux_longest, left.zip_longest])(right)
 
 
 def joined(pipe: Pipe, draw: random.Random) -> Pipe:

@@ -163,10 +163,12 @@ CASES: dict[str, Case] = {
         texts().map(lambda text: (f"{at.folder}/iopath/{text}", text)).shuffle(3)
         .save_by_iopath(pathmgr=FolderManager("/"))
     ),
+    "iter.IndexAdder": lambda at: texts().shuffle(4).map(lambda text: {"text": text}).add_index().shuffle(3),
     "iter.IterableWrapper": lambda at: texts(),
     "iter.IterableWrapper of what is no list": lambda at: IterableWrapper({f"{PAYLOAD}{n}": n for n in range(5)}),
     "iter.JsonLinesParser": lambda at: at.files("*.jsonl").parse_jsonl(),
     "iter.JsonParser": lambda at: at.files("*.json").parse_json_files(),
+    "iter.LengthSetter": lambda at: texts().shuffle(4).set_length(5).shuffle(3),
     "iter.LineReader": lambda at: at.files("*.txt").readlines(decode=True),
     "iter.LineReader of text": lambda at: at.files("*.txt", "r").readlines(),
     "iter.MapToIterConverter": lambda at: MapToIterConverter(keyed(), [3, 1, 1, 8]),
@@ -178,6 +180,7 @@ CASES: dict[str, Case] = {
         )
     ),
     "iter.Multiplexer": lambda at: texts(7).shuffle(3).mux(texts(5)),
+    "iter.MultiplexerLongest": lambda at: texts(7).shuffle(3).mux_longest(texts(0), texts(5).shuffle(2)),
     "iter.NpyLoader": lambda at: at.files("*.npy").load_npy().map(lambda array: array.tolist()),
     "iter.NpyLoader of archives": lambda at: at.files("*.npz").load_npy().map(lambda sample: sample["a"].tolist()),
     "iter.NpyLoader of rows": lambda at: at.files("*.npy").load_npy(rows=True, mmap=True).map(str),
@@ -197,6 +200,7 @@ CASES: dict[str, Case] = {
         FileLister(at.folder, "*.parquet").shuffle(2).load_parquet("batches").rebatch_rows(2)
         .map(lambda batch: batch.to_pydict())
     ),
+    "iter.Repeater": lambda at: texts(5).shuffle(3).repeat(3).shuffle(4),
     "iter.S3FileLister": lambda at: S3FileLister("s3://cases/in/", endpoint_url=at.s3).map(lambda url: url + PAYLOAD),
     "iter.S3FileLoader": lambda at: (
         S3FileLister("s3://cases/in/", endpoint_url=at.s3).shuffle(3).load_files_by_s3(endpoint_url=at.s3).map(read)
@@ -232,6 +236,7 @@ CASES: dict[str, Case] = {
     ),
     "iter.ZipArchiveLoader": lambda at: at.files("*.zip").load_from_zip().map(read),
     "iter.Zipper": lambda at: texts().shuffle(3).zip(texts(7)),
+    "iter.ZipperLongest": lambda at: texts().shuffle(3).zip_longest(texts(4), fill_value="none"),
     "map.Batcher": lambda at: keyed().batch(2).to_iter_datapipe(),
     "map.Concater": lambda at: keyed(4).concat(keyed(3)).to_iter_datapipe(),
     "map.Mapper": lambda at: keyed().map(lambda text: text + "x").to_iter_datapipe(),

@@ -17,7 +17,7 @@ FILES = sorted(path for path in ROOT.rglob("*.py") if "_startup" not in path.par
 LAYERS = [
     {"errors"},
     {"cuda_memory", "devices", "device_choice", "moving"},
-    {"node", "seeds", "state", "utils", "shard_points", "changes", "error_policy", "tallies"},
+    {"arguments", "node", "seeds", "state", "utils", "shard_points", "changes", "error_policy", "tallies"},
     {"tree", "run"},
     {"context"},
     {"shares"},

@@ -32,7 +32,7 @@ from pipes.seeds import GlobalGenerators, KeyFamily, seed_globals
 from pipes.stages.collating import Collator
 from pipes.stages.filtering import Filter
 from pipes.stages.mapping import Mapper
-from pipes.stages.selecting import Enumerator, Header, Skipper
+from pipes.stages.selecting import Enumerator, Header, IndexAdder, LengthSetter, Skipper
 from pipes.stages.sharding import ShardingFilter
 from pipes.stages.threads import ThreadPoolMapper
 from pipes.stages.wrapping import IterableWrapper, SequenceWrapper
@@ -44,7 +44,7 @@ Snapshot = tuple[int, Captures]
 
 _UNIT = 64
 # The stages that give at most one output for an input: a unit stays one batch through them.
-_PASSING = (Mapper, Filter, Enumerator, Header, Skipper, ShardingFilter)
+_PASSING = (Mapper, Filter, Enumerator, Header, IndexAdder, LengthSetter, Skipper, ShardingFilter)
 _DATA = (list, tuple, range, str, bytes, dict, set, frozenset, SharedList)
 # Elements above a buffer that are watched for draws from the global generators.
 _WATCHED = 16

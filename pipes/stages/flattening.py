@@ -1,23 +1,25 @@
-"""One element in, any number out: `.flatmap`, and what every such stage shares."""
+"""One element in, any number out: `.flatmap`, `.repeat`, and what every such stage shares."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import islice, repeat
 from operator import itemgetter
 from typing import Any, ClassVar, TypeVar
 
-from pipes.datapipe import IterDataPipe, functional_datapipe
+from pipes.arguments import whole
+from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
 from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
 from pipes.run import Run
 from pipes.stages.columns import check_columns, pick_columns
 from pipes.stages.wrapping import as_pipe
 from pipes.state import Anchors, Capture, Position, Ticks, damaged
 
-__all__ = ["ExpandingRun", "FlatMapper"]
+__all__ = ["ExpandingRun", "FlatMapper", "Repeater"]
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 _first = itemgetter(0)
 
@@ -155,3 +157,35 @@ class FlatMapper(IterDataPipe[R]):
         self.input_col = input_col
         self.on_error = on_error
         self.max_errors = max_errors
+
+
+class _RepeaterRun(ExpandingRun):
+    def expand(self, element: Any) -> Iterator[Any]:
+        return repeat(element, self.pipe.times)
+
+
+@functional_datapipe("repeat")
+class Repeater(IterDataPipe[T]):
+    """Give each element `times` times in a row, each time the same object; the whole again is `.cycle(times)`.
+
+    Raises ValueError for fewer than 2 times.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> list(IterableWrapper("ab").repeat(2))
+    ['a', 'a', 'b', 'b']
+    """
+
+    run_class = _RepeaterRun
+
+    def __init__(self, source_datapipe: IterDataPipe[T], times: int) -> None:
+        times = whole("times", times)
+        if times < 2:
+            raise ValueError(f"times must be 2 or more, not {times}: leave .repeat() out where elements come once")
+        self.source_datapipe = as_pipe(source_datapipe)
+        self.times = times
+
+    def _places(self) -> tuple[str, ...]:
+        return (f"repeat({self.times})",)
+
+    def _length(self, shard: Shard) -> int:
+        return self.times * length_of(self.source_datapipe, shard)

@@ -1,8 +1,10 @@
-"""Several pipes into one: `.concat`, `.zip`, `.mux`."""
+"""Several pipes into one: `.concat`, `.zip`, `.zip_longest`, `.mux`, `.mux_longest`."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Any, ClassVar
 
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, lengths_of
@@ -10,9 +12,10 @@ from pipes.run import Node, Run
 from pipes.stages.wrapping import as_pipe
 from pipes.state import Anchors, Capture, Position, damaged
 
-__all__ = ["Concater", "Multiplexer", "Zipper"]
+__all__ = ["Concater", "Multiplexer", "MultiplexerLongest", "Zipper", "ZipperLongest"]
 
 _ANCHOR_EVERY = 16
+_END = object()
 
 
 class _JoiningRun(Run):
@@ -118,6 +121,38 @@ class Zipper(IterDataPipe[tuple[Any, ...]]):
         return min(lengths_of(self.datapipes, shard))
 
 
+class _ZipperLongestRun(_JoiningRun):
+    """Holds nothing: where its inputs stand says all; after a restore, those that ended end again."""
+
+    def elements(self) -> Iterator[Any]:
+        return zip_longest(*self.inputs, fillvalue=self.pipe.fill_value)
+
+
+@functional_datapipe("zip_longest")
+class ZipperLongest(IterDataPipe[tuple[Any, ...]]):
+    """Give tuples of one element of each pipe, to the end of the longest; `fill_value` stands for those that ended.
+
+    Raises ValueError without pipes or for None, TypeError for what is no pipe.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> list(IterableWrapper("abc").zip_longest(IterableWrapper(range(2)), fill_value=-1))
+    [('a', 0), ('b', 1), ('c', -1)]
+    """
+
+    run_class = _ZipperLongestRun
+    _pairs = True
+
+    def __init__(self, *datapipes: IterDataPipe[Any], fill_value: Any = None) -> None:
+        self.datapipes = _checked("ZipperLongest", datapipes)
+        self.fill_value = fill_value
+
+    def _places(self) -> tuple[str, ...]:
+        return ()
+
+    def _length(self, shard: Shard) -> int:
+        return max(lengths_of(self.datapipes, shard))
+
+
 class _MultiplexerRun(_JoiningRun):
     """Takes a whole round before it gives the first of it; a restore takes the open round again."""
 
@@ -181,3 +216,55 @@ class Multiplexer(IterDataPipe[Any]):
 
     def _length(self, shard: Shard) -> int:
         return min(lengths_of(self.datapipes, shard)) * len(self.datapipes)
+
+
+class _MultiplexerLongestRun(_JoiningRun):
+    """Holds nothing: where its inputs stand, and whose turn it is, say all; those that ended end again."""
+
+    stateful = True
+    count_fields = ("turn",)
+
+    def check(self, position: Position) -> None:
+        super().check(position)
+        if position["turn"] >= len(self.inputs):
+            raise damaged(f"stage {self.stage} has no input {position['turn']}")
+
+    def restore(self, position: Position) -> None:
+        self.turn = 0 if position is None else position["turn"]
+
+    def elements(self) -> Iterator[Any]:
+        sources, count = [iter(source) for source in self.inputs], len(self.inputs)
+        waiting = deque([*range(self.turn, count), *range(self.turn)])
+        while waiting:
+            place = waiting.popleft()
+            element = next(sources[place], _END)
+            if element is not _END:
+                waiting.append(place)
+                self.turn = (place + 1) % count
+                yield element
+
+    def capture(self) -> Capture:
+        return self.turn
+
+    def describe(self, captured: Capture) -> Position:
+        return {"turn": captured}
+
+
+@functional_datapipe("mux_longest")
+class MultiplexerLongest(IterDataPipe[Any]):
+    """Give one element of each pipe in turn, to the end of the longest: those that ended are passed over.
+
+    Plain iterables are taken too. Raises ValueError without pipes, TypeError for what cannot be iterated.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> list(IterableWrapper(range(3)).mux_longest(IterableWrapper(range(10, 12))))
+    [0, 10, 1, 11, 2]
+    """
+
+    run_class = _MultiplexerLongestRun
+
+    def __init__(self, *datapipes: IterDataPipe[Any]) -> None:
+        self.datapipes = _checked("MultiplexerLongest", tuple(as_pipe(source) for source in datapipes))
+
+    def _length(self, shard: Shard) -> int:
+        return sum(lengths_of(self.datapipes, shard))

@@ -1,20 +1,23 @@
-"""Some elements, numbered elements, the whole again: `.header`, `.skip`, `.enumerate`, `.cycle`."""
+"""Some elements, numbered elements, the whole again: `.header`, `.skip`, `.enumerate`, `.add_index`, `.set_length`,
+`.cycle`."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from operator import itemgetter
 from typing import Any, TypeVar
 
+from pipes.arguments import whole
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, no_length
 from pipes.errors import GraphError
-from pipes.run import Node, Run
+from pipes.run import Node, Run, walk
 from pipes.stages.wrapping import as_pipe
 from pipes.state import Capture, Position, Table, Ticks, anchor_of, count_from, damaged
 
-__all__ = ["Cycler", "Enumerator", "Header", "Skipper"]
+__all__ = ["Cycler", "Enumerator", "Header", "IndexAdder", "LengthSetter", "Skipper"]
 
 T = TypeVar("T")
 
@@ -146,6 +149,96 @@ class Enumerator(IterDataPipe[tuple[int, T]]):
 
     def _length(self, shard: Shard) -> int:
         return length_of(self.source_datapipe, shard)
+
+
+class _IndexAdderRun(_CountingRun):
+    def elements(self) -> Iterator[Any]:
+        return map(self._marked, self.inputs[0], self.ticks)
+
+    def _marked(self, element: Any, number: int) -> Any:
+        if not isinstance(element, dict):
+            error = NotImplementedError(
+                f"add_index writes into dicts, not into a {type(element).__name__}: use .enumerate(), or make dicts "
+                "of the elements with .map() before"
+            )
+            self.note(error, element)
+            raise error
+        # A copy: after .repeat() or .fork() one dict is several elements.
+        marked = copy.copy(element)
+        marked[self.pipe.index_name] = number
+        return marked
+
+    def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
+        start = self.ticks.count
+        kept = super().replay(count, wanted)
+        return [self._marked(element, start + offset) for offset, element in zip(wanted, kept, strict=True)]
+
+
+@functional_datapipe("add_index")
+class IndexAdder(IterDataPipe[Any]):
+    """Give each dict with its number under `index_name`; below a `sharding_filter` each stream counts its own.
+
+    The dicts of the input stay as they are. Raises NotImplementedError, while iterating, for what is no dict.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> list(IterableWrapper([{"x": 7}, {"x": 8}]).add_index())
+    [{'x': 7, 'index': 0}, {'x': 8, 'index': 1}]
+    """
+
+    run_class = _IndexAdderRun
+    _numbers = True
+
+    def __init__(self, source_datapipe: IterDataPipe[Any], index_name: str = "index") -> None:
+        self.source_datapipe = as_pipe(source_datapipe)
+        self.index_name = index_name
+
+    def _places(self) -> tuple[str, ...]:
+        return ()
+
+    def _length(self, shard: Shard) -> int:
+        return length_of(self.source_datapipe, shard)
+
+
+class _PassingRun(Run):
+    """Holds nothing: where its input stands says all."""
+
+    def elements(self) -> Iterator[Any]:
+        return iter(self.inputs[0])
+
+    def every(self, first: int, step: int) -> Iterator[Any]:
+        return self.inputs[0].every(first, step)
+
+    def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
+        return self.inputs[0].replay(count, wanted)
+
+
+@functional_datapipe("set_length")
+class LengthSetter(IterDataPipe[T]):
+    """Pass on all elements, and let `len` tell `length`, also where that is not so.
+
+    Below a `sharding_filter` it is the length of all streams together. Raises AssertionError for a negative length.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> evens = IterableWrapper(range(5)).filter(lambda x: x % 2 == 0).set_length(3)
+    >>> len(evens), list(evens)
+    (3, [0, 2, 4])
+    """
+
+    run_class = _PassingRun
+
+    def __init__(self, source_datapipe: IterDataPipe[T], length: int) -> None:
+        length = whole("length", length)
+        assert length >= 0, f"length must be 0 or more, not {length}"
+        self.source_datapipe = as_pipe(source_datapipe)
+        self.length = length
+
+    def _places(self) -> tuple[str, ...]:
+        return ()
+
+    def _length(self, shard: Shard) -> int:
+        number, streams = shard
+        split = any(type(node)._shards for node in walk(self))
+        return len(range(number, self.length, streams)) if split else self.length
 
 
 class _CyclerRun(Run):

@@ -88,3 +88,23 @@ def test_a_damaged_position_is_refused(change: dict[str, object]) -> None:
 def test_it_has_no_length() -> None:
     with pytest.raises(TypeError, match="FlatMapper"):
         len(IterableWrapper(range(3)).flatmap(as_many))
+
+
+def test_repeat_contract() -> None:
+    check_stage(lambda: IterableWrapper("ab").repeat(3), ["a", "a", "a", "b", "b", "b"])
+    check_stage(lambda: IterableWrapper(range(40)).repeat(2), streams=(1,))
+    check_everywhere(lambda source: source.repeat(2), 9)
+
+
+def test_repeat_gives_the_same_object() -> None:
+    first, second, third, fourth = IterableWrapper([[1], [2]]).repeat(2)
+    assert first is second
+    assert third is fourth
+    assert third == [2]
+
+
+def test_repeat_length_and_times() -> None:
+    assert len(IterableWrapper(range(4)).repeat(3)) == 12
+    for times in (1, 0, -2):
+        with pytest.raises(ValueError, match=f"times must be 2 or more, not {times}"):
+            IterableWrapper(range(4)).repeat(times)

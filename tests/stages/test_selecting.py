@@ -7,6 +7,7 @@ from stage_contract import check_everywhere, check_stage, start
 
 from pipes.errors import GraphError
 from pipes.iter import IterableWrapper
+from pipes.loader2 import DataLoader2
 
 
 def numbers(size: int) -> IterableWrapper[int]:
@@ -42,6 +43,47 @@ def test_cycle_contract() -> None:
     check_everywhere(lambda source: source.cycle(2), 9)
 
 
+def test_add_index_contract() -> None:
+    check_stage(lambda: IterableWrapper([{"x": 5}, {"x": 6}]).add_index(), [{"x": 5, "index": 0}, {"x": 6, "index": 1}])
+    check_everywhere(lambda source: source.map(lambda x: {"x": x}).add_index("n"))
+
+
+def test_add_index_keeps_class_and_input() -> None:
+    class Row(dict[str, int]):
+        pass
+
+    rows = [Row(x=1), Row(x=2, n=7)]
+    pipe = IterableWrapper(rows, deepcopy=False).repeat(2).add_index("n")
+    assert list(pipe) == [{"x": 1, "n": 0}, {"x": 1, "n": 1}, {"x": 2, "n": 2}, {"x": 2, "n": 3}]
+    assert {type(row) for row in pipe} == {Row}
+    assert rows == [{"x": 1}, {"x": 2, "n": 7}]
+
+
+def test_add_index_to_no_dict_names_stage_and_way_out() -> None:
+    with pytest.raises(NotImplementedError, match=r"not into a int: use \.enumerate\(\)") as caught:
+        list(numbers(2).add_index())
+    assert "in stage 1:IndexAdder" in caught.value.__notes__[0]
+
+
+def test_set_length_contract() -> None:
+    check_stage(lambda: numbers(3).set_length(9), [0, 1, 2])
+    check_everywhere(lambda source: source.set_length(3))
+
+
+def test_set_length_is_that_of_all_streams() -> None:
+    for pipe in (
+        numbers(9).filter(bool).set_length(7),
+        numbers(9).filter(bool).set_length(7).sharding_filter(),
+        numbers(9).sharding_filter().filter(bool).set_length(7).map(str),
+    ):
+        assert len(pipe) == 7
+        for streams in (1, 2, 3):
+            loader: DataLoader2[Any] = DataLoader2(pipe, num_streams=streams)
+            assert len(loader) == 7
+    with pytest.raises(AssertionError, match="0 or more, not -1"):
+        numbers(3).set_length(-1)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_resume_inside_a_late_round_uses_that_rounds_draws(seed: int) -> None:
     pipe = numbers(9).shuffle(4).cycle(4).shuffle(3)
@@ -73,7 +115,7 @@ def test_lengths() -> None:
     assert len(numbers(2).header(3)) == 2
     assert len(numbers(9).skip(3)) == 6
     assert len(numbers(2).skip(3)) == 0
-    assert len(numbers(9).enumerate()) == 9
+    assert len(numbers(9).enumerate()) == len(numbers(9).add_index()) == 9
     assert len(numbers(9).cycle(3)) == 27
     with pytest.raises(TypeError, match=r"Cycler .* it cycles forever"):
         len(numbers(9).cycle())
