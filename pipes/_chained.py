@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Literal
 
     from typing_extensions import TypeVar as TypeVarWithDefault
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pipes.formats.archives import TarArchiveLoader, ZipArchiveLoader
     from pipes.formats.arrow_batches import ArrowToTensors, RowRebatcher
     from pipes.formats.decompressing import Bz2FileLoader, Decompressor, Extractor, XzFileLoader
+    from pipes.formats.hashing import HashChecker
     from pipes.formats.lines import LineReader, StreamReader
     from pipes.formats.npy_files import NpyLoader
     from pipes.formats.parquet_files import ParquetDataFrameLoader, ParquetLoader, ParquetRowGroupLister
@@ -65,6 +66,18 @@ class ChainedIter(Generic[T_co]):
 
     def batch(self, batch_size: int, drop_last: bool = False, wrapper_class: Callable[..., Any] = ...) -> Batcher[T_co]:
         """Gather `batch_size` elements into a `wrapper_class`, a list; the last batch is shorter, or dropped."""
+        raise NotImplementedError
+
+    def check_hash(
+        self,
+        hash_dict: Mapping[str, str],
+        hash_type: str = "sha256",
+        rewind: bool = True,
+        *,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+    ) -> HashChecker[T_co]:
+        """Pass on each `(name, data)` whose data has the hash that `hash_dict` tells for the name."""
         raise NotImplementedError
 
     def collate(

@@ -10,7 +10,8 @@
     ├── ErrorBudgetExceeded(RuntimeError) `on_error="skip"` skipped more elements than allowed
     ├── DataError(ValueError)             bytes that are not what the format says; names file and offset
     │   ├── TruncatedError(EOFError)      the data ends too early, also: an empty archive
-    │   └── ChangedDataError              an object was replaced between list, open and read
+    │   ├── ChangedDataError              an object was replaced between list, open and read
+    │   └── HashError(RuntimeError)       a file has not the hash that `check_hash` was told, or was told none
     ├── DeviceError(RuntimeError)         no such device, or a batch cannot be moved there; names the place in the batch
     ├── StoreError(OSError)               an object store refused or failed
     │   ├── StoreNotFoundError(FileNotFoundError)
@@ -42,6 +43,7 @@ __all__ = [
     "DeviceError",
     "ErrorBudgetExceeded",
     "GraphError",
+    "HashError",
     "PipesError",
     "RemoteError",
     "RemoteTraceback",
@@ -143,6 +145,10 @@ class TruncatedError(DataError, EOFError):
 
 class ChangedDataError(DataError):
     """An object was replaced between listing, opening and reading it."""
+
+
+class HashError(DataError, RuntimeError):
+    """A file has not the hash that it should have, or none is known for it."""
 
 
 class StoreError(PipesError, OSError):

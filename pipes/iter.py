@@ -4,6 +4,7 @@ from pipes.datapipe import DataChunk, IterDataPipe, functional_datapipe
 from pipes.formats.archives import TarArchiveLoader, ZipArchiveLoader
 from pipes.formats.arrow_batches import ArrowToTensors, RowRebatcher
 from pipes.formats.decompressing import Bz2FileLoader, Decompressor, Extractor, XzFileLoader
+from pipes.formats.hashing import HashChecker
 from pipes.formats.lines import LineReader, StreamReader
 from pipes.formats.npy_files import NpyLoader
 from pipes.formats.parquet_files import ParquetDataFrameLoader, ParquetLoader, ParquetRowGroupLister
@@ -54,6 +55,7 @@ __all__ = [
     "Filter",
     "FlatMapper",
     "Forker",
+    "HashChecker",
     "Header",
     "HttpReader",
     "IndexAdder",

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import hashlib
+import io
 import json
 import lzma
 import zipfile
@@ -148,6 +150,11 @@ CASES: dict[str, Case] = {
     "iter.Filter": lambda at: texts(12).filter(lambda text: int(text[-1]) % 3 > 0),
     "iter.FlatMapper": lambda at: texts(6).flatmap(lambda text: [text] * (int(text[-1]) % 3)),
     "iter.Forker": _forked,
+    "iter.HashChecker": lambda at: (
+        texts().map(lambda text: (text, io.BytesIO(text.encode()))).shuffle(3)
+        .check_hash({f"{PAYLOAD}{n}": hashlib.md5(f"{PAYLOAD}{n}".encode()).hexdigest() for n in range(9)}, "md5")
+        .map(read)
+    ),
     "iter.Header": lambda at: texts().shuffle(3).header(5),
     "iter.HttpReader": lambda at: (
         IterableWrapper([f"{at.s3}/cases/in/{n}.txt?Signature=x" for n in range(5)])

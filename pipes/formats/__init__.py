@@ -10,6 +10,7 @@ MODULES = (
     "delimited",
     "encode",
     "extracting",
+    "hashing",
     "jsonl",
     "lines",
     "npy",
