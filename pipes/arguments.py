@@ -1,8 +1,9 @@
-"""Arguments that are whole numbers, checked when a stage is built."""
+"""Arguments that are whole numbers, checked when a stage, a loader or a reading service is built."""
 
 from __future__ import annotations
 
 import operator
+from contextlib import suppress
 from typing import Any
 
 from pipes.errors import brief
@@ -36,10 +37,10 @@ def whole_or_none(name: str, value: Any) -> int | None:
 
 
 def _index(name: str, value: Any, expected: str) -> int:
-    try:
-        if not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if not isinstance(value, bool):
+        with suppress(TypeError):
             return operator.index(value)
-    except TypeError:
-        pass
-    given = brief(value) if value is None or isinstance(value, bool) else f"the {type(value).__name__} {brief(value)}"
+    given = brief(value) if value is None else f"the {type(value).__name__} {brief(value)}"
     raise TypeError(f"{name} must be {expected}, not {given}")

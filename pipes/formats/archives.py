@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
+from pipes.arguments import whole, whole_or_none
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, no_length
 from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
 from pipes.formats.decompressing import ArchiveFile
@@ -39,9 +40,11 @@ def _inside(member: str) -> str:
     return member
 
 
-def _check_limit(max_member_bytes: int | None) -> None:
-    if max_member_bytes is not None and max_member_bytes < 0:
-        raise ValueError(f"max_member_bytes={max_member_bytes}: bytes, at least 0, or None for no limit")
+def _checked_limit(max_member_bytes: int | None) -> int | None:
+    most = whole_or_none("max_member_bytes", max_member_bytes)
+    if most is not None and most < 0:
+        raise ValueError(f"max_member_bytes={most}: bytes, at least 0, or None for no limit")
+    return most
 
 
 def _members(folder: str, reader: TarReader | ZipReader) -> Iterator[tuple[str, StreamWrapper]]:
@@ -136,14 +139,13 @@ class TarArchiveLoader(IterDataPipe[tuple[str, StreamWrapper]]):
         max_errors: MaxErrors = BUDGET,
     ) -> None:
         check_policy(on_error, max_errors)
-        _check_limit(max_member_bytes)
         check_mode(mode)
         self.datapipe = as_pipe(datapipe)
         self.mode = mode
-        self.length = length
+        self.length = whole("length", length)
         self.select = select
         self.concatenated = concatenated
-        self.max_member_bytes = max_member_bytes
+        self.max_member_bytes = _checked_limit(max_member_bytes)
         self.on_error = on_error
         self.max_errors = max_errors
 
@@ -220,11 +222,10 @@ class ZipArchiveLoader(IterDataPipe[tuple[str, StreamWrapper]]):
         max_errors: MaxErrors = BUDGET,
     ) -> None:
         check_policy(on_error, max_errors)
-        _check_limit(max_member_bytes)
         self.datapipe = as_pipe(datapipe)
-        self.length = length
+        self.length = whole("length", length)
         self.select = select
-        self.max_member_bytes = max_member_bytes
+        self.max_member_bytes = _checked_limit(max_member_bytes)
         self.on_error = on_error
         self.max_errors = max_errors
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from pipes.arguments import whole
 from pipes.datapipe import IterDataPipe, functional_datapipe
 from pipes.error_policy import BUDGET, MaxErrors, OnError
 from pipes.errors import DataError, StateError
@@ -120,6 +121,7 @@ class RowRebatcher(IterDataPipe[Any]):
 
     def __init__(self, datapipe: IterDataPipe[Any], batch_size: int, drop_last: bool = False) -> None:
         need_pyarrow()
+        batch_size = whole("batch_size", batch_size)
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: a number of rows, at least 1, is needed")
         self.datapipe = as_pipe(datapipe)

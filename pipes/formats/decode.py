@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
+from pipes.arguments import whole
 from pipes.errors import DataError
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Decoder:
     ) -> None:
         if not callable(images) and images not in ("numpy", "pil", "torch"):
             raise ValueError(f"images={images!r} is not one of 'numpy', 'pil', 'torch', and no function")
+        max_pixels = whole("max_pixels", max_pixels)
         if max_pixels < 1:
             raise ValueError(f"max_pixels={max_pixels} is less than 1")
         self.images = images

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
+from pipes.arguments import whole
 from pipes.datapipe import Shard, functional_datapipe
 from pipes.error_policy import BUDGET, MaxErrors, OnError
 from pipes.errors import DataError
@@ -237,7 +238,7 @@ class _FileLoader(Decompressor):
         max_errors: MaxErrors = BUDGET,
     ) -> None:
         super().__init__(datapipe, self.file_kind, on_error=on_error, max_errors=max_errors)
-        self.length = length
+        self.length = whole("length", length)
 
     def opened(self, element: Any) -> tuple[str, StreamWrapper]:
         """Decompress one stream."""

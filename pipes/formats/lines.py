@@ -7,6 +7,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, ClassVar
 
+from pipes.arguments import whole, whole_or_none
 from pipes.datapipe import IterDataPipe, functional_datapipe
 from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
 from pipes.errors import DataError
@@ -114,6 +115,7 @@ class LineReader(IterDataPipe[Any]):
         max_errors: MaxErrors = BUDGET,
     ) -> None:
         check_policy(on_error, max_errors)
+        skip_lines = whole("skip_lines", skip_lines)
         if skip_lines < 0:
             raise ValueError(f"skip_lines={skip_lines}: must be 0 or more")
         self.source_datapipe = as_pipe(source_datapipe)
@@ -176,6 +178,7 @@ class StreamReader(IterDataPipe[tuple[str, Any]]):
         max_errors: MaxErrors = BUDGET,
     ) -> None:
         check_policy(on_error, max_errors)
+        chunk = whole_or_none("chunk", chunk)
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk={chunk}: must be 1 or more, or None for everything at once")
         self.datapipe = as_pipe(datapipe)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from pipes.arguments import whole
 from pipes.datapipe import IterDataPipe, functional_datapipe
 from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
 from pipes.errors import DataError
@@ -208,6 +209,7 @@ class ParquetLoader(IterDataPipe[Any]):
         check_policy(on_error, max_errors)
         if form not in _SHAPES:
             raise ValueError(f"form={form!r} is none of {', '.join(map(repr, _SHAPES))}")
+        batch_size = whole("batch_size", batch_size)
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: a number of rows, at least 1, is needed")
         self.datapipe = as_pipe(datapipe)

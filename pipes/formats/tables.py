@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import Any, ClassVar
 
+from pipes.arguments import whole
 from pipes.datapipe import IterDataPipe, functional_datapipe
 from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
 from pipes.formats.chunks import CHUNK, chunks_from, drop
@@ -133,6 +134,7 @@ class CSVParser(IterDataPipe[Any]):
         max_errors: MaxErrors = BUDGET,
         **fmtparams: Any,
     ) -> None:
+        skip_lines = whole("skip_lines", skip_lines)
         if skip_lines < 0:
             raise ValueError(f"skip_lines={skip_lines}: must be 0 or more")
         check_policy(on_error, max_errors)
@@ -233,6 +235,7 @@ class CSVDictParser(IterDataPipe[Any]):
         max_errors: MaxErrors = BUDGET,
         **fmtparams: Any,
     ) -> None:
+        skip_lines = whole("skip_lines", skip_lines)
         if skip_lines < 0:
             raise ValueError(f"skip_lines={skip_lines}: must be 0 or more")
         check_policy(on_error, max_errors)

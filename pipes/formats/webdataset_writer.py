@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import IO, Any
 
+from pipes.arguments import whole
 from pipes.datapipe import IterDataPipe, functional_datapipe
 from pipes.errors import DataError
 from pipes.formats.encode import encode
@@ -195,6 +196,7 @@ class WebDatasetSaver(IterDataPipe[str]):
         maxsize: int = 1 << 30,
         options: S3Options | None = None,
     ) -> None:
+        maxcount, maxsize = whole("maxcount", maxcount), whole("maxsize", maxsize)
         if maxcount < 1 or maxsize < 1:
             raise ValueError(f"maxcount={maxcount}, maxsize={maxsize}: a shard holds at least one sample")
         if "/" in prefix or "\0" in prefix:

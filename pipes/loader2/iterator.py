@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from pipes.arguments import whole_or_none
 from pipes.datapipe import IterDataPipe
 from pipes.error_policy import StageCounts, tell
 from pipes.errors import StaleIteratorError
@@ -139,6 +140,7 @@ class DataLoader2Iterator(Iterator[T], Generic[T]):
         Asking for one more raises StopIteration and pauses. Raises ValueError for a number below 1.
         """
         self._check()
+        num_batches = whole_or_none("num_batches", num_batches)
         if num_batches is not None and num_batches < 1:
             raise ValueError(f"limit takes a number of outputs of at least 1, or None, not {num_batches}")
         self._limit = self._left = num_batches

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
+from pipes.arguments import whole, whole_or_none
 from pipes.datapipe import IterDataPipe, MapDataPipe, no_length
 from pipes.devices import Memory
 from pipes.error_policy import stats_of
@@ -101,7 +102,7 @@ class DataLoader2(Generic[T]):
         self._by_level = splits_by_level(self._graph)
         if hasattr(self.reading_service, "check"):
             self.reading_service.check(self._graph)
-        self._explicit_streams = num_streams
+        self._explicit_streams = whole_or_none("num_streams", num_streams)
         self._rank, self._world = rank_and_world()
         self.num_streams = self._streams_for(self._world)
         self._seed: int | None = None
@@ -163,6 +164,7 @@ class DataLoader2(Generic[T]):
 
     def seed(self, seed: int) -> None:
         """Set the seed from the next `iter` on, as epoch 0; raises ValueError unless it fits 64 bits."""
+        seed = whole("seed", seed)
         if not 0 <= seed < 1 << 64:
             raise ValueError(f"a seed lies in [0, 2**64), not {seed}")
         self._seed, self._epoch, self._fresh, self._loaded, self._begun = seed, 0, True, None, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipes.arguments import whole
 from pipes.seeds import derive_key
 
 __all__ = ["SeedGenerator", "seeds_of"]
@@ -26,6 +27,7 @@ class SeedGenerator:
             import torch
 
             seed = torch.initial_seed()
+        seed = whole("seed", seed)
         if not 0 <= seed < 1 << 64:
             raise ValueError(f"a seed lies in [0, 2**64), not {seed}")
         self._seed, self._worker = seed, -1
@@ -43,6 +45,7 @@ class SeedGenerator:
 
     def spawn(self, worker_id: int, inplace: bool = False) -> SeedGenerator:
         """Return the generator of a worker: the shared sequence goes on from here, the own one is new."""
+        worker_id = whole("worker_id", worker_id)
         if worker_id < 0:
             raise ValueError(f"worker_id must be 0 or more, not {worker_id}")
         child = self if inplace else SeedGenerator(self._seed)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from typing import Any, get_args
 
+from pipes.arguments import whole, whole_or_none
 from pipes.datapipe import IterDataPipe
 from pipes.devices import Device
 from pipes.errors import GraphError, UnpicklableStageError
@@ -78,6 +79,7 @@ class InProcessReadingService:
         init_fn: Callable[[Any, WorkerInfo], Any] | None = None,
         reset_fn: Callable[[Any, WorkerInfo, Any], Any] | None = None,
     ) -> None:
+        prefetch_cnt = whole("prefetch_cnt", prefetch_cnt)
         if prefetch_cnt:
             warnings.warn(
                 "prefetch_cnt has no effect in one process; MultiProcessingReadingService(num_workers=1) works ahead",
@@ -144,6 +146,7 @@ class MultiProcessingReadingService:
         max_restarts: int = 3,
         snapshot_every: int = 16,
     ) -> None:
+        num_workers = whole("num_workers", num_workers)
         if num_workers < 0:
             raise ValueError(f"num_workers must be 0 or more, not {num_workers}")
         if isinstance(multiprocessing_context, BaseContext):
@@ -156,14 +159,18 @@ class MultiProcessingReadingService:
             raise ValueError(f"on_worker_death must be 'restart' or 'raise', not {on_worker_death!r}")
         if timeout is not None and timeout <= 0:
             raise ValueError(f"timeout must be a number of seconds above 0, or None, not {timeout}")
+        snapshot_every = whole("snapshot_every", snapshot_every)
+        max_bytes_in_flight = whole("max_bytes_in_flight", max_bytes_in_flight)
         for name, value in (("snapshot_every", snapshot_every), ("max_bytes_in_flight", max_bytes_in_flight)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
+        prefetch, max_held = whole_or_none("prefetch", prefetch), whole_or_none("max_held", max_held)
         if prefetch is not None and prefetch < 1:
             raise ValueError(f"prefetch must be at least 1, not {prefetch}")
         if max_held is not None and max_held < 0:
             raise ValueError(f"max_held must be 0 (every output is copied) or more, not {max_held}")
-        counts = [count for count in (worker_prefetch_cnt, main_prefetch_cnt) if count is not None]
+        given = {"worker_prefetch_cnt": worker_prefetch_cnt, "main_prefetch_cnt": main_prefetch_cnt}
+        counts = [whole(name, count) for name, count in given.items() if count is not None]
         self.num_workers = num_workers
         self.prefetch = prefetch or max([1, *counts] if counts else [4])
         self._settings = Settings(
@@ -175,7 +182,7 @@ class MultiProcessingReadingService:
             max_held=max_held if max_held is not None else 2 * self.prefetch + 8,
             snapshot_every=snapshot_every,
             timeout=timeout,
-            max_restarts=max_restarts,
+            max_restarts=whole("max_restarts", max_restarts),
             recover=on_worker_death == "restart",
             init_fn=worker_init_fn,
             reset_fn=worker_reset_fn,

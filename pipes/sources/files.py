@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pipes.arguments import whole
 from pipes.context import Context
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, no_length
 from pipes.error_policy import BUDGET, MaxErrors, OnError
@@ -129,7 +130,7 @@ class FileLister(IterDataPipe[str]):
         self.recursive = recursive
         self.abspath = abspath
         self.non_deterministic = non_deterministic
-        self.length = length
+        self.length = whole("length", length)
         self.strict = strict
 
     def _make_run(self, context: Context, stage: str) -> Run:
@@ -210,7 +211,7 @@ class FileOpener(OpenerPipe):
         super().__init__(datapipe, on_error, max_errors)
         self.mode = mode
         self.encoding = encoding
-        self.length = length
+        self.length = whole("length", length)
 
     def opened(self, name: Any) -> tuple[str, StreamWrapper]:
         """Open one file."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from pipes.arguments import whole
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, refuse_length
 from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
 from pipes.sources.http_stream import HttpStream, Sessions, need_requests
@@ -82,6 +83,7 @@ class HttpReader(IterDataPipe[tuple[str, StreamWrapper]]):
             raise ValueError("skip_on_error=True is on_error='skip': give it or a function as on_error, not both")
         policy = "skip" if skip_on_error else on_error
         check_policy(policy, max_errors)
+        attempts = whole("attempts", attempts)
         S3Options(attempts=attempts, deadline=deadline)
         self.source_datapipe = as_pipe(source_datapipe)
         self.timeout = timeout

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pipes.arguments import whole, whole_or_none
 from pipes.context import Context
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, no_length
 from pipes.error_policy import BUDGET, MaxErrors, OnError
@@ -72,19 +73,19 @@ class S3FileLister(IterDataPipe[S3Url]):
     ) -> None:
         is_constant = isinstance(source_datapipe, str | list | tuple)
         self.source_datapipe = source_datapipe if is_constant else as_pipe(source_datapipe)
-        self.length = length
-        self.request_timeout_ms = request_timeout_ms
+        self.length = whole("length", length)
+        self.request_timeout_ms = whole("request_timeout_ms", request_timeout_ms)
         self.region = region
         self.masks = masks
         self.keep_markers = keep_markers
         self.strict = strict
-        self.page_size = page_size
+        self.page_size = whole("page_size", page_size)
         self.endpoint_url = endpoint_url
         self.options = options
-        self._store = _store(options, request_timeout_ms, region, endpoint_url)
+        self._store = _store(options, self.request_timeout_ms, region, endpoint_url)
         if not isinstance(self.source_datapipe, IterDataPipe):
             for prefix in self.roots():
-                self._store.list(prefix, page_size)
+                self._store.list(prefix, self.page_size)
 
     def _make_run(self, context: Context, stage: str) -> Run:
         return (RootsRun if isinstance(self.source_datapipe, IterDataPipe) else ListingRun)(self, context, stage)
@@ -177,6 +178,8 @@ class S3FileLoader(OpenerPipe):
         on_error: OnError = "raise",
         max_errors: MaxErrors = BUDGET,
     ) -> None:
+        buffer_size = whole_or_none("buffer_size", buffer_size)
+        concurrency, read_ahead = whole("concurrency", concurrency), whole("read_ahead", read_ahead)
         if buffer_size is not None and buffer_size < 0:
             raise ValueError(f"buffer_size={buffer_size}: a number of bytes is needed")
         if concurrency < 1:
@@ -184,7 +187,7 @@ class S3FileLoader(OpenerPipe):
         if read_ahead and read_ahead < LEAST_READ_AHEAD:
             raise ValueError(f"read_ahead={read_ahead}: a number of bytes, 0 or at least {LEAST_READ_AHEAD}")
         super().__init__(source_datapipe, on_error, max_errors)
-        self.request_timeout_ms = request_timeout_ms
+        self.request_timeout_ms = whole("request_timeout_ms", request_timeout_ms)
         self.region = region
         self.buffer_size = buffer_size
         self.multi_part_download = multi_part_download
@@ -192,7 +195,7 @@ class S3FileLoader(OpenerPipe):
         self.options = options
         self.concurrency = concurrency
         self.read_ahead = read_ahead
-        self._store = _store(options, request_timeout_ms, region, endpoint_url)
+        self._store = _store(options, self.request_timeout_ms, region, endpoint_url)
 
     def _make_run(self, context: Context, stage: str) -> Run:
         return (ReadAheadRun if self.read_ahead else OpeningRun)(self, context, stage)
@@ -252,12 +255,12 @@ class S3FileSaver(SaverPipe):
         max_errors: MaxErrors = BUDGET,
     ) -> None:
         super().__init__(datapipe, mode, filepath_fn, on_error, max_errors)
-        self.request_timeout_ms = request_timeout_ms
+        self.request_timeout_ms = whole("request_timeout_ms", request_timeout_ms)
         self.region = region
         self.endpoint_url = endpoint_url
         self.options = options
         self.concurrency = checked_parts_at_once(concurrency)
-        self._store = _store(options, request_timeout_ms, region, endpoint_url)
+        self._store = _store(options, self.request_timeout_ms, region, endpoint_url)
 
     def saved(self, element: Any) -> str:
         """Write one element."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import urlsplit
 
+from pipes.arguments import whole_or_none
+
 __all__ = ["S3Options"]
 
 _CLIENTS = ("auto", "obstore", "boto3")
@@ -75,6 +77,7 @@ class S3Options:
         if self.client == "obstore" and self.boto3_only:
             name = "checksum" if self.checksum else "sse_customer_key"
             raise ValueError(f'{name} goes with client="boto3" or "auto", which then reads through boto3')
+        object.__setattr__(self, "attempts", whole_or_none("attempts", self.attempts))
         if self.attempts is not None and self.attempts < 1:
             raise ValueError(f"attempts={self.attempts}: at least one request has to be made")
         for name in ("backoff", "deadline", "connect_timeout", "read_timeout"):

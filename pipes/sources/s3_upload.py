@@ -23,6 +23,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import count, islice
 from typing import IO, TYPE_CHECKING
 
+from pipes.arguments import whole
 from pipes.errors import StoreError, add_note
 from pipes.sources.s3_retry import Attempts, S3Failure
 
@@ -43,6 +44,7 @@ Buffer = bytes | bytearray | memoryview
 
 def checked_parts_at_once(concurrency: int) -> int:
     """The number of parts to send at once; raises ValueError unless it is at least 1."""
+    concurrency = whole("concurrency", concurrency)
     if concurrency < 1:
         raise ValueError(f"concurrency={concurrency}: at least one part at a time has to be sent")
     return concurrency

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
+from pipes.arguments import whole
 from pipes.datapipe import DataChunk, IterDataPipe, Shard, functional_datapipe, length_of
 from pipes.run import Run
 from pipes.stages.flattening import ExpandingRun
@@ -66,6 +67,7 @@ class Batcher(IterDataPipe[DataChunk[T]]):
         drop_last: bool = False,
         wrapper_class: Callable[..., Any] = DataChunk,
     ) -> None:
+        batch_size = whole("batch_size", batch_size)
         assert batch_size > 0, f"batch_size must be at least 1, not {batch_size}"
         self.datapipe = as_pipe(datapipe)
         self.batch_size = batch_size
@@ -115,4 +117,4 @@ class UnBatcher(IterDataPipe[Any]):
 
     def __init__(self, datapipe: IterDataPipe[Any], unbatch_level: int = 1) -> None:
         self.datapipe = as_pipe(datapipe)
-        self.unbatch_level = unbatch_level
+        self.unbatch_level = whole("unbatch_level", unbatch_level)

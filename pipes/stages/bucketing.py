@@ -7,6 +7,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any, TypeVar
 
+from pipes.arguments import whole
 from pipes.datapipe import DataChunk, IterDataPipe, functional_datapipe
 from pipes.errors import StateError
 from pipes.run import Run
@@ -144,7 +145,9 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[T]]):
         buffer_size: int = 1000,
         include_padding: bool = False,
     ) -> None:
-        max_len = max_token_count if max_len is None else max_len
+        max_token_count, min_len = whole("max_token_count", max_token_count), whole("min_len", min_len)
+        max_len = max_token_count if max_len is None else whole("max_len", max_len)
+        buffer_size = whole("buffer_size", buffer_size)
         if not 0 <= min_len <= max_len <= max_token_count:
             raise ValueError(
                 f"lengths must satisfy 0 <= min_len <= max_len <= max_token_count, not 0 <= {min_len} <= {max_len} <= "

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from pipes.arguments import whole
 from pipes.datapipe import DataChunk, IterDataPipe, MapDataPipe, Shard, functional_datapipe, length_of
 from pipes.stages.columns import check_columns
 from pipes.stages.shuffling import Reshuffled
@@ -68,6 +69,7 @@ class MapBatcher(MapDataPipe[DataChunk[T]]):
         drop_last: bool = False,
         wrapper_class: Callable[..., Any] = DataChunk,
     ) -> None:
+        batch_size = whole("batch_size", batch_size)
         assert batch_size > 0, f"batch_size must be at least 1, not {batch_size}"
         self.datapipe = datapipe
         self.batch_size = batch_size

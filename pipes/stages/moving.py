@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from pipes.arguments import whole
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
 from pipes.device_choice import check_memory, resolve_device
 from pipes.devices import Device, HostDevice
@@ -81,6 +82,7 @@ class DeviceMover(IterDataPipe[T]):
         arrays: bool = False,
     ) -> None:
         check_memory(memory)
+        prefetch = whole("prefetch", prefetch)
         if not 0 <= prefetch <= _MOST_AHEAD:
             raise ValueError(f"prefetch must lie in 0 to {_MOST_AHEAD}, not {prefetch}")
         if on_device is not None and not callable(on_device):

@@ -10,7 +10,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from pipes.arguments import whole
+from pipes.arguments import whole, whole_or_none
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, no_length
 from pipes.errors import GraphError
 from pipes.run import Node, Run, walk
@@ -68,6 +68,7 @@ class Header(IterDataPipe[T]):
     _numbers = True
 
     def __init__(self, source_datapipe: IterDataPipe[T], limit: int | None = 10) -> None:
+        limit = whole_or_none("limit", limit)
         if limit is not None and limit < 0:
             raise ValueError(f"limit must be 0 or more, or None for all, not {limit}")
         self.source_datapipe = as_pipe(source_datapipe)
@@ -105,6 +106,7 @@ class Skipper(IterDataPipe[T]):
     _numbers = True
 
     def __init__(self, datapipe: IterDataPipe[T], count: int) -> None:
+        count = whole("count", count)
         if count < 0:
             raise ValueError(f"count must be 0 or more, not {count}")
         self.datapipe = as_pipe(datapipe)
@@ -142,7 +144,7 @@ class Enumerator(IterDataPipe[tuple[int, T]]):
 
     def __init__(self, source_datapipe: IterDataPipe[T], starting_index: int = 0) -> None:
         self.source_datapipe = as_pipe(source_datapipe)
-        self.starting_index = starting_index
+        self.starting_index = whole("starting_index", starting_index)
 
     def _places(self) -> tuple[str, ...]:
         return ()
@@ -319,6 +321,7 @@ class Cycler(IterDataPipe[T]):
     run_class = _CyclerRun
 
     def __init__(self, source_datapipe: IterDataPipe[T], count: int | None = None) -> None:
+        count = whole_or_none("count", count)
         if count is not None and count < 0:
             raise ValueError(f"count must be 0 or more, or None for endless rounds, not {count}")
         self.source_datapipe = as_pipe(source_datapipe)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from torch.utils.data import get_worker_info
 
+from pipes.arguments import whole, whole_or_none
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
 from pipes.errors import GraphError
 from pipes.node import BOTH_LEVELS
@@ -58,7 +59,7 @@ class ShardingFilter(IterDataPipe[T]):
 
     def __init__(self, source_datapipe: IterDataPipe[T], sharding_group_filter: int | None = None) -> None:
         self.source_datapipe = as_pipe(source_datapipe)
-        self.sharding_group_filter = sharding_group_filter
+        self.sharding_group_filter = whole_or_none("sharding_group_filter", sharding_group_filter)
         self._groups: dict[int, tuple[int, int]] = {}
         self._told_in_worker = False
 
@@ -69,9 +70,11 @@ class ShardingFilter(IterDataPipe[T]):
 
         Raises ValueError for an id out of range, GraphError when DEFAULT is mixed with another group.
         """
+        num_of_instances = whole("num_of_instances", num_of_instances)
+        instance_id = whole("instance_id", instance_id)
         if not 0 <= instance_id < num_of_instances:
             raise ValueError(f"instance_id must lie in [0, {num_of_instances}), not {instance_id}")
-        group = int(sharding_group)
+        group = int(whole("sharding_group", sharding_group))
         default = int(SHARDING_PRIORITIES.DEFAULT)
         if any((group == default) != (known == default) for known in self._groups):
             raise GraphError("sharding group DEFAULT cannot be mixed with others; give every apply_sharding a group")

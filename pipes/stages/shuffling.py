@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from pipes.arguments import whole
 from pipes.context import Context
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
 from pipes.errors import StateError
@@ -171,7 +172,7 @@ class Reshuffled:
 
     def set_seed(self, seed: int) -> Self:
         """Use `seed` for this stage, from its next iteration on as epoch 0; returns the pipe."""
-        self._seed, self._seed_epoch = seed, None
+        self._seed, self._seed_epoch = whole("seed", seed), None
         return self
 
 
@@ -193,6 +194,7 @@ class Shuffler(Reshuffled, IterDataPipe[T]):
     _levels = 2
 
     def __init__(self, datapipe: IterDataPipe[T], buffer_size: int = 10000, unbatch_level: int = 0) -> None:
+        buffer_size, unbatch_level = whole("buffer_size", buffer_size), whole("unbatch_level", unbatch_level)
         assert buffer_size > 0, f"buffer_size must be at least 1, not {buffer_size}"
         source = as_pipe(datapipe)
         self.datapipe = source if unbatch_level == 0 else UnBatcher(source, unbatch_level)

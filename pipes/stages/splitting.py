@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TypeVar, cast
 
+from pipes.arguments import whole
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
 from pipes.run import Run
 from pipes.stages.columns import check_columns
@@ -165,6 +166,7 @@ class _Splitter(IterDataPipe[Any]):
     _shared = True
 
     def __init__(self, datapipe: IterDataPipe[Any], num_instances: int, buffer_size: int = 1000) -> None:
+        num_instances, buffer_size = whole("num_instances", num_instances), whole("buffer_size", buffer_size)
         if num_instances < 1:
             raise ValueError(f"num_instances must be at least 1, not {num_instances}")
         if buffer_size < -1:
@@ -252,10 +254,10 @@ class Forker(IterDataPipe[T]):
     ) -> Any:
         if copy not in (None, "shallow", "deep"):
             raise ValueError(f"copy must be None, 'shallow' or 'deep', not {copy!r}")
-        if num_instances == 1:
+        if whole("num_instances", num_instances) == 1:
             return datapipe
         main = _ForkerSource(datapipe, num_instances, buffer_size)
-        return [_ForkerChild[Any](main, number, copy) for number in range(num_instances)]
+        return [_ForkerChild[Any](main, number, copy) for number in range(main.num_instances)]
 
 
 @functional_datapipe("demux")
@@ -282,4 +284,4 @@ class Demultiplexer(IterDataPipe[T]):
         buffer_size: int = 1000,
     ) -> Any:
         main = _DemultiplexerSource(datapipe, num_instances, buffer_size, classifier_fn, drop_none)
-        return [_DemultiplexerChild[Any](main, number) for number in range(num_instances)]
+        return [_DemultiplexerChild[Any](main, number) for number in range(main.num_instances)]

@@ -25,6 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, ClassVar, TypeVar
 
+from pipes.arguments import whole, whole_or_none
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, refuse_length
 from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
 from pipes.run import Run
@@ -222,6 +223,8 @@ class ThreadPoolMapper(IterDataPipe[R]):
     ) -> None:
         check_columns(fn, input_col, output_col, rng=rng)
         check_policy(on_error, max_errors)
+        scheduled_tasks = whole("scheduled_tasks", scheduled_tasks)
+        max_workers = whole_or_none("max_workers", max_workers)
         if scheduled_tasks < 1:
             raise ValueError(f"scheduled_tasks must be 1 or more, not {scheduled_tasks}")
         if max_workers is not None and max_workers < 1:
