@@ -8,7 +8,9 @@ being decoded; for files that are not local, the columns of a row group are fetc
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -19,6 +21,8 @@ __all__ = ["ParquetReader", "need_pyarrow"]
 
 # Two columns with a smaller gap between them are one range: a request costs more than reading over it.
 _GAP = 256 << 10
+# pyarrow makes room for a batch's rows before it reads them, and the footer may say any number.
+_MOST_ROWS = 1 << 20
 _MAGIC = b"PAR1"
 
 
@@ -47,7 +51,8 @@ class ParquetReader:
         stream: a binary file that seeks.
         name: what errors call it.
         columns: names to read, a nested one as "a.b" or its parent; None reads all, in the file's order either way.
-        batch_size: rows of a batch at most; a batch never reaches over a row group's end. None: whole row groups.
+        batch_size: rows of a batch at most; a batch never reaches over a row group's end. None: whole row groups, those
+            of more than 2**20 rows in several batches.
         group, row: where to begin; by default at the first row that is to be read.
         only: the one row group to read.
         use_threads: decode columns side by side.
@@ -95,7 +100,8 @@ class ParquetReader:
                 "row groups again, or start the epoch afresh"
             )
         self._end = self.groups if only is None else only + 1
-        self._leaves = self._selected()
+        self._check_rows()
+        self._check_columns()
 
     @property
     def schema(self) -> Any:
@@ -132,15 +138,9 @@ class ParquetReader:
     def _batches(self, group: int, rows: int) -> Iterator[Any]:
         start, at = self.row, 0
         try:
-            # Not asked of a local file: pyarrow ends the process when the footer says nonsense about a column.
-            self._file.gather([] if self._file.direct else self._ranges(group))
-            batches = self._parquet.iter_batches(
-                self._batch_size or rows,
-                row_groups=[group],
-                columns=self._columns,
-                use_threads=self._use_threads,
-            )
-            for batch in batches:
+            if not self._file.direct:
+                self._file.gather(self._ranges(group))
+            for batch in self._decoded(group, min(self._batch_size or rows, rows, _MOST_ROWS), self._use_threads):
                 at += batch.num_rows
                 if at <= start:
                     continue
@@ -154,6 +154,26 @@ class ParquetReader:
             self._file.gather([])
         if at != rows:
             raise DataError(f"{self.name}: row group {group} has {at} rows, and the footer says {rows}")
+
+    def _decoded(self, group: int, rows: int, use_threads: bool) -> Iterator[Any]:
+        batches: Iterator[Any] = self._parquet.iter_batches(
+            rows, row_groups=[group], columns=self._columns, use_threads=use_threads
+        )
+        return batches
+
+    def _ranges(self, group: int) -> list[tuple[int, int]]:
+        """The byte ranges of the selected columns of a row group, those close together as one.
+
+        They are what pyarrow asks for: it reads all columns before it decodes any. Its `metadata` has them too, but
+        ends the process when the footer says nonsense about a column.
+        """
+        ranges: list[tuple[int, int]] = []
+        for start, stop in sorted(self._file.asked(lambda: next(self._decoded(group, 1, False)))):
+            if ranges and start - ranges[-1][1] <= _GAP:
+                ranges[-1] = (ranges[-1][0], max(stop, ranges[-1][1]))
+            else:
+                ranges.append((start, stop))
+        return ranges
 
     def _opened(self) -> Any:
         from pyarrow.parquet import ParquetFile
@@ -203,42 +223,27 @@ class ParquetReader:
         told.__cause__ = error
         return told
 
-    def _selected(self) -> list[int] | None:
-        """The numbers of the leaf columns to read; pyarrow passes over a name that is not there, without a word."""
-        if self._columns is None:
-            return None
+    def _check_rows(self) -> None:
+        """Refuse a footer that has lost row groups, or rows of them."""
+        rows = sum(self.rows_of(group) for group in range(self.groups))
+        if rows != self._metadata.num_rows:
+            raise DataError(
+                f"{self.name}: damaged footer: the file has {self._metadata.num_rows} rows, and its {self.groups} row "
+                f"groups {rows}"
+            )
+
+    def _check_columns(self) -> None:
+        """Refuse names that are not there; pyarrow passes over them without a word."""
         schema = self._parquet.schema
         paths = [schema.column(number).path for number in range(len(schema))]
         missing = [
-            name for name in self._columns if not any(path == name or path.startswith(f"{name}.") for path in paths)
+            name
+            for name in self._columns or ()
+            if not any(path == name or path.startswith(f"{name}.") for path in paths)
         ]
         if missing:
             there = ", ".join(self.schema.names[:20])
             raise DataError(f"{self.name}: no column {', '.join(map(repr, missing))}; it has {there}")
-        return [
-            number
-            for number, path in enumerate(paths)
-            if any(path == name or path.startswith(f"{name}.") for name in self._columns)
-        ]
-
-    def _ranges(self, group: int) -> list[tuple[int, int]]:
-        """The byte ranges of the selected columns of a row group, those close together as one."""
-        described = self._metadata.row_group(group)
-        leaves = range(described.num_columns) if self._leaves is None else self._leaves
-        ranges: list[tuple[int, int]] = []
-        for start, stop in sorted(_range_of(described.column(leaf)) for leaf in leaves):
-            if ranges and start - ranges[-1][1] <= _GAP:
-                ranges[-1] = (ranges[-1][0], max(stop, ranges[-1][1]))
-            else:
-                ranges.append((start, stop))
-        return ranges
-
-
-def _range_of(chunk: Any) -> tuple[int, int]:
-    start = chunk.data_page_offset
-    if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
-        start = min(start, chunk.dictionary_page_offset) if chunk.dictionary_page_offset > 0 else start
-    return start, start + chunk.total_compressed_size
 
 
 class _Gathered(io.RawIOBase):
@@ -249,28 +254,52 @@ class _Gathered(io.RawIOBase):
         # On a local file, one read for each column is as good, and holds less.
         self.direct = _is_local(file)
         self._held: list[tuple[int, bytes]] = []
+        self._asked: list[tuple[int, int]] | None = None
+        self._zeros = memoryview(b"")
         self._at = 0
+
+    def asked(self, read: Callable[[], object]) -> list[tuple[int, int]]:
+        """The ranges that `read` asks for until it fails, for it gets zeros; the file is not touched."""
+        asked: list[tuple[int, int]] = []
+        self._asked = asked
+        try:
+            with suppress(Exception):
+                read()
+        finally:
+            self._asked, self._zeros = None, memoryview(b"")
+        return asked
 
     def gather(self, ranges: list[tuple[int, int]]) -> None:
         """Let go of what was fetched and fetch these."""
         self._held = []
-        if not self.direct:
-            for start, stop in ranges:
-                self._inner.seek(start)
-                self._held.append((start, read_up_to(self._inner.read, stop - start)))
+        for start, stop in ranges:
+            self._inner.seek(start)
+            self._held.append((start, read_up_to(self._inner.read, stop - start)))
 
     def read(self, size: int = -1, /) -> Any:
         if size is None or size < 0:
             size = self.seek(0, io.SEEK_END) - self._at
         at = self._at
-        for start, data in self._held:
-            if start <= at and at + size <= start + len(data):
-                self._at += size
-                return memoryview(data)[at - start : at - start + size]
-        self._inner.seek(at)
-        data = read_up_to(self._inner.read, size)
+        if self._asked is None:
+            data = self._part(at, size)
+        else:
+            self._asked.append((at, at + size))
+            data = self._blank(size)
         self._at += len(data)
         return data
+
+    def _part(self, at: int, size: int) -> bytes | memoryview:
+        for start, held in self._held:
+            if start <= at and at + size <= start + len(held):
+                return memoryview(held)[at - start : at - start + size]
+        self._inner.seek(at)
+        return read_up_to(self._inner.read, size)
+
+    def _blank(self, size: int) -> memoryview:
+        # Pages that are never written to take no memory.
+        if size > len(self._zeros):
+            self._zeros = memoryview(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ))
+        return self._zeros[:size]
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         if whence == io.SEEK_END:
