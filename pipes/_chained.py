@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pipes.stages.collating import Collator
     from pipes.stages.filtering import Filter
     from pipes.stages.flattening import FlatMapper, Repeater
+    from pipes.stages.gathering import IterToMapConverter
     from pipes.stages.joining import Concater, Multiplexer, MultiplexerLongest, ZipperLongest
     from pipes.stages.keyed import MapBatcher, MapConcater, MapMapper, MapShuffler, MapZipper
     from pipes.stages.mapping import Mapper
@@ -619,6 +620,11 @@ class ChainedIter(Generic[T_co]):
     ) -> DeviceMover[T_co]:
         """Give each batch with its tensors on a device, copied from page-locked memory ahead of the loop that uses
         it."""
+        raise NotImplementedError
+
+    def to_map_datapipe(self, key_value_fn: Callable[[Any], tuple[Any, Any]] | None = None) -> IterToMapConverter:
+        """Give the values of all pairs `(key, value)` of an iterable pipe by key, from a dict that is made at first
+        use."""
         raise NotImplementedError
 
     def unbatch(self, unbatch_level: int = 1) -> UnBatcher:

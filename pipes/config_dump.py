@@ -244,6 +244,8 @@ def _name_of(pipe: Node) -> str | None:
     for name, maker in base.functions.items():
         if maker is type(pipe):
             return str(name)
+    if type(pipe).__name__ == "IterToMapConverter":
+        return "to_map_datapipe"
     if isinstance(pipe, MapDataPipe):
         return type(pipe).__name__ if find_stage(type(pipe).__name__, "map") else None
     if type(pipe).__name__ == "MapToIterConverter":

@@ -1,6 +1,7 @@
 """Every map pipe, by its class name; their chained names are methods of all of them."""
 
 from pipes.datapipe import DataChunk, MapDataPipe, functional_datapipe
+from pipes.stages.gathering import IterToMapConverter
 from pipes.stages.keyed import MapBatcher as Batcher
 from pipes.stages.keyed import MapConcater as Concater
 from pipes.stages.keyed import MapMapper as Mapper
@@ -12,6 +13,7 @@ __all__ = [
     "Batcher",
     "Concater",
     "DataChunk",
+    "IterToMapConverter",
     "MapDataPipe",
     "Mapper",
     "SequenceWrapper",

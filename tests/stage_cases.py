@@ -246,6 +246,9 @@ CASES: dict[str, Case] = {
     "iter.ZipperLongest": lambda at: texts().shuffle(3).zip_longest(texts(4), fill_value="none"),
     "map.Batcher": lambda at: keyed().batch(2).to_iter_datapipe(),
     "map.Concater": lambda at: keyed(4).concat(keyed(3)).to_iter_datapipe(),
+    "map.IterToMapConverter": lambda at: (
+        texts().shuffle(3).map(lambda text: (int(text[-1]), text)).to_map_datapipe().to_iter_datapipe()
+    ),
     "map.Mapper": lambda at: keyed().map(lambda text: text + "x").to_iter_datapipe(),
     "map.SequenceWrapper": lambda at: keyed().to_iter_datapipe(),
     "map.Shuffler": lambda at: keyed().shuffle(),

@@ -70,6 +70,7 @@ ITER = {
 }
 MAP = {
     "Batcher": "datapipe batch_size drop_last wrapper_class",
+    "IterToMapConverter": "datapipe key_value_fn",
     "Mapper": "datapipe fn",
     "SequenceWrapper": "sequence deepcopy",
     "Shuffler": "datapipe *indices",
@@ -107,7 +108,6 @@ MISSING_ITER = [
     "sharding_round_robin_dispatch",
     "shuffled_flatmap",
     "slice",
-    "to_map_datapipe",
     "unzip",
     "zip_with_iter",
     "zip_with_map",

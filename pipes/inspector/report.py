@@ -105,7 +105,8 @@ def name_of(pipe: Node) -> str:
     for name, maker in base.functions.items():
         if maker is type(pipe):
             return str(name)
-    short = {"_ForkerSource": "fork", "_DemultiplexerSource": "demux", "MapToIterConverter": "to_iter_datapipe"}
+    short = {"_ForkerSource": "fork", "_DemultiplexerSource": "demux"}
+    short |= {"MapToIterConverter": "to_iter_datapipe", "IterToMapConverter": "to_map_datapipe"}
     if type(pipe).__name__ in ("_ForkerChild", "_DemultiplexerChild"):
         fields = vars(pipe)
         return f"{name_of(fields['main'])} {fields['instance_id']}"

@@ -69,7 +69,13 @@ def _repeated(points: list[Node], names: dict[int, str], streams: int) -> str | 
     for point in points:
         above = walk(point)[:-1]
         own_keys = all(reads_by_key(source) for source in inputs_of(point))
-        heavy = [names[id(node)] for node in above if _is_heavy(node) and (type(node)._iterable or not own_keys)]
+        # What a map pipe gathers, every process needs as a whole.
+        whole = {id(each) for node in above if not type(node)._iterable for each in walk(node)[:-1]}
+        heavy = [
+            names[id(node)]
+            for node in above
+            if _is_heavy(node) and (id(node) not in whole if type(node)._iterable else not own_keys)
+        ]
         if heavy:
             return (
                 f"{', '.join(heavy[:4])} stand{'s' if len(heavy) == 1 else ''} above {names[id(point)]}"

@@ -7,6 +7,7 @@ MODULES = (
     "columns",
     "filtering",
     "flattening",
+    "gathering",
     "joining",
     "keyed",
     "mapping",
