@@ -89,6 +89,7 @@ class ParquetReader:
         self._batch_size = batch_size
         self._use_threads = use_threads
         self._dictionaries = list(dictionaries or ())
+        self._coded: list[int] | None = None
         self._file = _Gathered(stream)
         self._parquet = self._opened()
         self._check_dictionaries()
@@ -146,6 +147,7 @@ class ParquetReader:
                     continue
                 if at - batch.num_rows < start:
                     batch = batch.slice(start - (at - batch.num_rows))
+                self._check_codes(batch)
                 self.row = at
                 yield batch
         except Exception as error:
@@ -154,6 +156,13 @@ class ParquetReader:
             self._file.gather([])
         if at != rows:
             raise DataError(f"{self.name}: row group {group} has {at} rows, and the footer says {rows}")
+
+    def _check_codes(self, batch: Any) -> None:
+        """Refuse codes that are in no dictionary: pyarrow gives a dictionary's column without a look at them."""
+        if self._coded is None:
+            self._coded = [number for number, field in enumerate(batch.schema) if "dictionary<" in str(field.type)]
+        for number in self._coded:
+            batch.column(number).validate(full=True)
 
     def _decoded(self, group: int, rows: int, use_threads: bool) -> Iterator[Any]:
         batches: Iterator[Any] = self._parquet.iter_batches(

@@ -6,6 +6,7 @@ import io
 import struct
 import subprocess
 import sys
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -105,3 +106,17 @@ def test_no_room_is_made_for_rows_that_only_the_footer_has() -> None:
     done = subprocess.run([sys.executable, "-c", LIMITED], input=told(1 << 42, -1), capture_output=True, check=False)
     said = f"f: row group 0 has 12345 rows, and the footer says {1 << 42}\n"
     assert (done.stdout.decode(), done.stderr.decode()) == (said * 2, "")
+
+
+@pytest.mark.parametrize("form", ["rows", "columns", "batches", "tables"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_code_that_is_in_no_dictionary_is_an_error(form: Any, nested: bool) -> None:
+    texts = pa.array(list("abc") * 64).dictionary_encode()
+    column = pa.StructArray.from_arrays([texts], ["field"]) if nested else texts
+    file = io.BytesIO()
+    pq.write_table(pa.table({"n": range(192), "text": column}), file, compression="none", write_statistics=False)
+    # The codes 0, 1, 2, 0, 1, 2, ... of two bits each, and four times 3 in place of the first four.
+    data = file.getvalue().replace(b"\x24\x49\x92", b"\xff\x49\x92", 1)
+    assert len(list(IterableWrapper([("f", file)]).load_parquet())) == 192
+    with pytest.raises(DataError, match=r"f: row group 0 of 1 is damaged: .* out of bounds: 3"):
+        list(IterableWrapper([("f", io.BytesIO(data))]).load_parquet(form))
