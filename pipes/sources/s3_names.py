@@ -36,6 +36,9 @@ class S3Url(str):
     def __reduce__(self) -> tuple[Any, ...]:
         return S3Url, (str(self), self.size, self.etag)
 
+    def __deepcopy__(self, memo: Any) -> S3Url:
+        return self
+
 
 class S3Object(NamedTuple):
     """One row of a listing; `size` in bytes, `etag` as the store wrote it (with its quotes)."""

@@ -1,3 +1,4 @@
+import copy
 import pickle
 
 import pytest
@@ -43,9 +44,11 @@ def test_s3_url_is_its_string_and_keeps_size_and_etag() -> None:
     assert url == "s3://b/a/é.txt"
     assert hash(url) == hash("s3://b/a/é.txt")
     assert {url: 1}["s3://b/a/é.txt"] == 1
-    again = pickle.loads(pickle.dumps(url))
-    assert type(again) is S3Url
-    assert (again, again.size, again.etag) == (url, 7, '"t"')
+    for again in (pickle.loads(pickle.dumps(url)), copy.copy(url), copy.deepcopy([url])[0]):
+        assert type(again) is S3Url
+        assert (again, again.size, again.etag) == (url, 7, '"t"')
+    # It is never changed, and lists of many thousands are copied.
+    assert copy.deepcopy(url) is url
 
 
 @pytest.mark.parametrize("key", ["a", "a/b c+d%2B?x#y.txt", "é/😀", ".a", "a/...", "a/.b", "a:b"])
