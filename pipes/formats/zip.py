@@ -64,9 +64,9 @@ class ZipReader:
 
     Raises:
         TruncatedError: the archive is empty or cut; of a stream without seek, after all complete members.
-        DataError: it is no zip archive, or is damaged (CRC, sizes, members that overlap); a wanted member is encrypted,
-            packed by another method or larger than `max_member_bytes`; or its size stands behind it (a data
-            descriptor) and the stream cannot seek.
+        DataError: it is no zip archive, or is damaged (CRC, sizes, members that overlap, a directory that has data); a
+            wanted member is encrypted, packed by another method or larger than `max_member_bytes`; or its size stands
+            behind it (a data descriptor) and the stream cannot seek.
     """
 
     def __init__(
@@ -231,6 +231,12 @@ class ZipReader:
 
     def _wanted(self, entry: Entry) -> bool:
         if entry.name.endswith("/"):
+            # It has no data (4.3.8), though those who pack it all the same have two bytes of deflate for nothing.
+            if entry.size or entry.crc:
+                raise DataError(
+                    f"{self.name}: damaged: {entry.name!r} at byte {entry.offset} has the name of a directory and "
+                    f"{entry.size} bytes (CRC {entry.crc:08x}) of data; fetch or write the archive again"
+                )
             kind = "directory"
         elif stat.S_ISLNK(entry.mode):
             kind = "symbolic link"

@@ -255,6 +255,21 @@ def test_a_member_that_lies_nowhere_is_not_left_out(make_stream: Callable[[bytes
         read(make_stream(bytes(data)))
 
 
+@every_way
+def test_a_directory_has_no_data(make_stream: Callable[[bytes], Any]) -> None:
+    for method in METHODS:
+        # Packed, nothing has bytes, too.
+        whole = make_zip([("ab/", b""), ("ab/x", b"1")], method)
+        assert read(make_stream(whole)) == [("ab/x", b"1")]
+        damaged = make_zip([("a", b"1"), ("abc", b"some data"), ("d", b"")], method).replace(b"abc", b"ab/")
+        got: list[ZipMember] = []
+        with pytest.raises(
+            DataError, match=r"a\.zip: damaged: 'ab/' at byte \d+ has the name of a directory and 9 bytes"
+        ):
+            drain(make_stream(damaged), got)
+        assert [(member.name, member.data) for member in got] == [("a", b"1")]
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_size_beyond_a_machine_word(method: int) -> None:
     buffer = io.BytesIO()
