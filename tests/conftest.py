@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing.resource_tracker
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,9 @@ sys.dont_write_bytecode = False
 # no deadline for an example: this machine may be busy; in CI always the same examples
 settings.register_profile("pipes", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("pipes")
+
+# A shell starts what runs in its background with SIGINT ignored, and the tests send themselves some.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 AWS_FOR_TESTS = {
     "AWS_ACCESS_KEY_ID": "testing",

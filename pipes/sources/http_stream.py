@@ -66,10 +66,11 @@ class HttpStream(io.RawIOBase):
     def __init__(
         self, url: str, sessions: Sessions, settings: dict[str, Any], patience: S3Options, listed: int | None = None
     ) -> None:
+        # First, for `close`: it runs also where this raises.
+        self._response: Any = None
         self._url, self._sessions, self._settings = url, sessions, settings
         self._shown = mask(url)
         self._attempts = Attempts(patience, "", self._shown, name=self._shown, advise=_advice)
-        self._response: Any = None
         self._pid = os.getpid()
         self._at = 0
         self._size = listed

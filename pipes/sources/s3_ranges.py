@@ -49,6 +49,8 @@ class RangedFile(io.BufferedIOBase):
         block: int = _BLOCK,
         cache: int = _CACHE,
     ) -> None:
+        # First, for `close`: it runs also where this raises.
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()
         if not 0 < block <= cache:
             raise ValueError(f"block={block} and cache={cache}: bytes, a block at least 1 and the cache one block")
         self._store = store
@@ -57,7 +59,6 @@ class RangedFile(io.BufferedIOBase):
         self._size = getattr(url, "size", None) if size is None else size
         self._version = version
         self._block, self._kept = block, cache // block
-        self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._at = 0
 
     @property

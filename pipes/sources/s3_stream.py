@@ -64,11 +64,12 @@ class S3Stream(io.BufferedIOBase):
         at_once: bool = True,
         buffers: Buffers | None = None,
     ) -> None:
+        # First, for `close`: it runs also where this raises.
+        self._body: S3Body | None = None
         if offset < 0:
             raise ValueError(f"offset={offset}: an object begins at byte 0")
         self._store, self._bucket, self._key = store, bucket, key
         self._attempts = Attempts(store.options, bucket, key, wait)
-        self._body: S3Body | None = None
         self._pid = os.getpid()
         self._chunk = _NOTHING
         self._receive_size = chunk or _CHUNK

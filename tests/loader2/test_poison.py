@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from loading import loader_of, take
 
@@ -193,7 +194,9 @@ class TestLackOfMemory:
     def test_a_limit_is_an_ordinary_error(self) -> None:
         def hungry(element: int) -> Any:
             if element == 9:
-                resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+                # Enough for the worker to go on.
+                limit = psutil.Process().memory_info().vms + (1 << 30)
+                resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
                 return bytearray(1 << 34)
             return element
 

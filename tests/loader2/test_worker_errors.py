@@ -199,7 +199,9 @@ class TestErrors:
             assert loader.stats()["restarts"] == 0
 
     @pytest.mark.parametrize("name", sorted({**FAILURES, **MORE_FAILURES}.keys() - {"pickling", "200 MB"}))
-    def test_in_process_they_are_themselves_and_say_the_same(self, name: str) -> None:
+    def test_in_process_they_are_themselves_and_say_the_same(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        # This process is main to the tests of workers.
+        monkeypatch.setitem(sys.modules, "only_in_the_worker", types.ModuleType("only_in_the_worker"))
         what, kind, text = {**FAILURES, **MORE_FAILURES}[name]
         with loader_of(numbers().map(failing_at(5, what)), 0, 3) as loader:
             iterator = iter(loader)

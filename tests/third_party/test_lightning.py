@@ -84,8 +84,11 @@ def test_a_bare_loader_with_a_length_resumes_within_an_epoch(tmp_path: Path) -> 
         def __init__(self) -> None:
             self.loader = make(0, True).loader
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.loader, name)
+        def state_dict(self) -> Any:
+            return self.loader.state_dict()
+
+        def load_state_dict(self, state: Any) -> None:
+            self.loader.load_state_dict(state)
 
         def __iter__(self) -> Any:
             return iter(self.loader)
