@@ -50,7 +50,7 @@ class ParquetReader:
     Args:
         stream: a binary file that seeks.
         name: what errors call it.
-        columns: names to read, a nested one as "a.b" or its parent; None reads all, in the file's order either way.
+        columns: names to read, a nested one as "a.b" or its parent; None reads all. They come in the order asked for.
         batch_size: rows of a batch at most; a batch never reaches over a row group's end. None: whole row groups, those
             of more than 2**20 rows in several batches.
         group, row: where to begin; by default at the first row that is to be read.

@@ -162,7 +162,8 @@ class ParquetLoader(IterDataPipe[Any]):
         form: "rows" gives dicts of Python values; "columns" dicts of numpy arrays (numbers, booleans, timestamps; a
             column with nulls, of texts or nested is a list of Python values); "batches" pyarrow.RecordBatch;
             "tables" a pyarrow.Table for each row group.
-        columns: the names to read, "a.b" for a field of a struct; None is all. The rest is neither read nor decoded.
+        columns: the names to read, "a.b" for a field of a struct, in the order wanted; None is all. The rest is
+            neither read nor decoded.
         dictionaries: names of columns of texts (or bytes) that "batches" and "tables" hold as Arrow dictionaries: for
             categories, less to decode, filter and hash. DataError, while iterating, for other columns.
         batch_size: rows of a batch, or decoded at a time; the last batch of a row group may be shorter.

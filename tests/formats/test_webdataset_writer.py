@@ -87,6 +87,16 @@ def test_any_names_and_bytes_come_back(found: list[tuple[str, dict[str, bytes]]]
     assert list(group_samples((member.name, member.data) for member in reader)) == wanted
 
 
+def test_a_shard_ends_with_two_zero_blocks_and_keeps_names_that_are_no_utf8(tmp_path: Path) -> None:
+    for count in range(1, 21):
+        pipe = IterableWrapper([{"__key__": f"k\udcff{n}", "bin": bytes([n])} for n in range(count)])
+        (name,) = pipe.save_to_webdataset(tmp_path)
+        data = Path(name).read_bytes()
+        assert len(data) % 10240 == 0
+        assert not any(data[-1024:])
+    assert [each["__key__"] for each in read_back(tmp_path)] == [f"k\udcff{n}" for n in range(20)]
+
+
 def test_the_webdataset_package_reads_them(tmp_path: Path) -> None:
     tariterators = pytest.importorskip("webdataset.tariterators")
     names = list(samples(7).save_to_webdataset(tmp_path, maxcount=3))
@@ -109,6 +119,7 @@ def test_the_webdataset_package_reads_them(tmp_path: Path) -> None:
         ({"__key__": "a", "__url__": "x"}, "has no field"),
         ({"__key__": "a", "": b""}, "it is empty, or has '/'"),
         ({"__key__": "a", "b/c": b""}, "it is empty, or has '/'"),
+        ({"__key__": "a", "b\0c": b""}, "cannot be written"),
         ({"__key__": "a", "txt": b"", ".txt": b""}, "'.txt' twice"),
         ({"__key__": "a", "jpg": 3}, "field 'jpg' does not encode"),
     ],
@@ -124,8 +135,8 @@ def test_a_sample_that_would_not_come_back_is_refused_and_leaves_no_part(
 
 
 def test_what_breaks_off_leaves_whole_shards_only(tmp_path: Path) -> None:
-    class Stop(Exception):
-        pass
+    class Stop(BaseException):
+        """As KeyboardInterrupt is."""
 
     def failing(number: int) -> dict[str, Any]:
         if number == 5:
@@ -174,7 +185,7 @@ def test_workers_write_shards_of_their_own_and_resume(tmp_path: Path) -> None:
     assert contents(tmp_path / "b") == contents(tmp_path / "a")
 
 
-@pytest.mark.parametrize("settings", [{"maxcount": 0}, {"maxsize": 0}, {"prefix": "a/b"}])
+@pytest.mark.parametrize("settings", [{"maxcount": 0}, {"maxsize": 0}, {"prefix": "a/b"}, {"prefix": "a\0b"}])
 def test_wrong_settings(settings: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"maxcount=|prefix="):
         samples(1).save_to_webdataset(tmp_path, **settings)
