@@ -152,7 +152,7 @@ def test_what_lies_between_the_wanted_columns_is_not_read(server: FaultServer) -
     assert pa.concat_tables(pipe).equals(content.select(["d", "b", "c", "a"]))
     spans = [value[6:].split("-") for r in server.requests for name, value in r.headers.items() if name == "Range"]
     sizes = [int(last or len(body) - 1) + 1 - int(first) for first, last in spans]
-    # HEAD, the footer, what lies before the first fat column, and between the two; none of their 2 MiB but by the block.
+    # HEAD, the footer, what lies before the first fat column, and between the two; of their 2 MiB only by the block.
     assert len(server.requests) == 4
     assert max(sizes) <= 256 << 10
 
