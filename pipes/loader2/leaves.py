@@ -305,7 +305,8 @@ def collect(batch: Any) -> Content:
         _Pickler(content).dump(batch)
     except Exception as error:
         path, value, cause = find_culprit(batch, error, _failure)
-        reason = traceback.format_exception_only(cause)[-1].strip()
+        # Its notes come after; from Python 3.14 on pickle adds some.
+        reason = traceback.format_exception_only(cause)[0].strip()
         told = f"{path} ({type(value).__name__}) cannot travel from a worker: {reason}{_advice(value)}"
         raise TypeError(told) from cause
     return content

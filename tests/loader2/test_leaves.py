@@ -91,6 +91,20 @@ def test_any_structure(value: Any) -> None:
     wire.pool.close()
 
 
+class FailsWithNotes:
+    def __reduce__(self) -> Any:
+        error = ValueError("no way")
+        error.add_note("and more")
+        raise error
+
+
+def test_the_reason_is_the_error_and_not_its_notes(wire: Wire) -> None:
+    with pytest.raises(
+        TypeError, match=r"batch\[0\] \(FailsWithNotes\) cannot travel from a worker: ValueError: no way$"
+    ):
+        pack([FailsWithNotes()], wire.pool)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.filterwarnings(NOTED_BY_TORCH)
 def test_what_cannot_travel_is_named_by_its_path(wire: Wire, name: str) -> None:

@@ -174,6 +174,8 @@ def matmul_precision(batches: Batches) -> None:
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own forward mode calls it
+# Torch's own, from Python 3.14 on.
+@pytest.mark.filterwarnings("ignore:.*is not supported in Python 3.14:DeprecationWarning")
 @pytest.mark.parametrize(
     "kind",
     [
