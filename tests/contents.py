@@ -388,11 +388,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, type[Exception]]] = {
     "cycle": (cycle, r"batch\[1\] \(dict\).*lock", TypeError),
     "too deep": (lambda: deep(100_000), r"batch \(list\).*RecursionError", RecursionError),
     "a long path": (lambda: deep(200, lock()), r"batch(\[0\]){50} \(list\).*lock", TypeError),
-    "a key of many digits": (
-        lambda: {10**5000: lock()},
-        r"batch\[<int(, whose repr fails>| instance with .*>)\] \(lock\)",
-        TypeError,
-    ),
+    "a key of many digits": (lambda: {10**5000: lock()}, r"batch\[<int(, whose| instance) .*>\] \(lock\)", TypeError),
     "a key without words": (lambda: {Unspeakable(): lock()}, r"batch\[<Unspeakable.*>\] \(lock\)", TypeError),
     "a long key": (lambda: {"k" * 10_000: lock()}, r'batch\["k{59}…"\] \(lock\)', TypeError),
     "a mapping that cannot be read": (lambda: [Unreadable(a=lock())], r"batch\[0\] \(Unreadable\)", Exception),

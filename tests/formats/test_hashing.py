@@ -38,7 +38,7 @@ def test_all_kinds_of_data(kind: Any) -> None:
         hashes = {"a": hashlib.new(hash_type, data).hexdigest().upper()}
         [(name, found)] = IterableWrapper([("a", made())], deepcopy=False).check_hash(hashes, hash_type)
         assert name == "a"
-        assert (found.read() if hasattr(found, "read") else found) == made() if kind is str else data
+        assert (found.read() if hasattr(found, "read") else found) == (made() if kind is str else data)
 
 
 def test_a_stream_goes_back_to_where_it_stood() -> None:

@@ -57,7 +57,9 @@ assert min(read, refused) > 100, (read, refused)
 
 @pytest.mark.parametrize("kind", ["nested", "flat"])
 def test_any_byte_of_a_footer_may_be_wrong(kind: str) -> None:
-    done = subprocess.run([sys.executable, "-c", NONSENSE, kind], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", NONSENSE, kind], capture_output=True, text=True, check=False, timeout=100
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -103,7 +105,9 @@ for size in (None, 1 << 50):
 
 
 def test_no_room_is_made_for_rows_that_only_the_footer_has() -> None:
-    done = subprocess.run([sys.executable, "-c", LIMITED], input=told(1 << 42, -1), capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED], input=told(1 << 42, -1), capture_output=True, check=False, timeout=100
+    )
     said = f"f: row group 0 has 12345 rows, and the footer says {1 << 42}\n"
     assert (done.stdout.decode(), done.stderr.decode()) == (said * 2, "")
 
