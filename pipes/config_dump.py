@@ -15,7 +15,7 @@ import yaml
 from pipes.config_functions import Functions
 from pipes.config_nodes import add_core_schema
 from pipes.config_stages import Parameter, find_stage, parameters_of
-from pipes.datapipe import IterDataPipe, MapDataPipe
+from pipes.datapipe import IterDataPipe, MapDataPipe, chained_name
 from pipes.errors import ConfigError, brief
 from pipes.node import Node, inputs_of
 from pipes.stages.shuffling import Shuffler
@@ -240,16 +240,10 @@ class _Writer:
 
 
 def _name_of(pipe: Node) -> str | None:
-    base: Any = MapDataPipe if isinstance(pipe, MapDataPipe) else IterDataPipe
-    for name, maker in base.functions.items():
-        if maker is type(pipe):
-            return str(name)
-    if type(pipe).__name__ == "IterToMapConverter":
-        return "to_map_datapipe"
+    if (name := chained_name(type(pipe))) is not None:
+        return name
     if isinstance(pipe, MapDataPipe):
         return type(pipe).__name__ if find_stage(type(pipe).__name__, "map") else None
-    if type(pipe).__name__ == "MapToIterConverter":
-        return "to_iter_datapipe"
     stage = find_stage(type(pipe).__name__, "iter")
     return stage.name if stage is not None and stage.maker is type(pipe) else None
 

@@ -26,6 +26,7 @@ __all__ = [
     "IterDataPipe",
     "MapDataPipe",
     "Shard",
+    "chained_name",
     "functional_datapipe",
     "length_of",
     "lengths_of",
@@ -345,6 +346,12 @@ def functional_datapipe(name: str, enable_df_api_tracing: bool = False) -> Calla
         return cls
 
     return decorate
+
+
+def chained_name(cls: type) -> str | None:
+    """Return the chained name of a class of pipes, a method of either kind of pipe; None where it has none."""
+    catalogues: list[dict[str, Callable[..., Any]]] = [IterDataPipe.functions, MapDataPipe.functions]
+    return next((name for known in catalogues for name, maker in known.items() if maker is cls), None)
 
 
 def no_length(pipe: Any, why: str = "") -> TypeError:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipes.config_stages import parameters_of
 from pipes.context import Context
-from pipes.datapipe import IterDataPipe, MapDataPipe, length_of
+from pipes.datapipe import IterDataPipe, chained_name, length_of
 from pipes.errors import brief, mask
 from pipes.node import Node, above_shard, automatic_shard_point, inputs_of, stage_names, walk
 from pipes.run import Run
@@ -101,12 +101,9 @@ def describe_graph(pipe: IterDataPipe[Any], streams: int = 1) -> Report:
 
 def name_of(pipe: Node) -> str:
     """Return the name of a stage as a user writes it: the chained one, else that of the class."""
-    base: Any = MapDataPipe if isinstance(pipe, MapDataPipe) else IterDataPipe
-    for name, maker in base.functions.items():
-        if maker is type(pipe):
-            return str(name)
+    if (name := chained_name(type(pipe))) is not None:
+        return name
     short = {"_ForkerSource": "fork", "_DemultiplexerSource": "demux"}
-    short |= {"MapToIterConverter": "to_iter_datapipe", "IterToMapConverter": "to_map_datapipe"}
     if type(pipe).__name__ in ("_ForkerChild", "_DemultiplexerChild"):
         fields = vars(pipe)
         return f"{name_of(fields['main'])} {fields['instance_id']}"
