@@ -8,7 +8,6 @@ being decoded; for files that are not local, the columns of a row group are fetc
 from __future__ import annotations
 
 import io
-import mmap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -307,7 +306,7 @@ class _Gathered(io.RawIOBase):
     def _blank(self, size: int) -> memoryview:
         # Pages that are never written to take no memory.
         if size > len(self._zeros):
-            self._zeros = memoryview(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ))
+            self._zeros = memoryview(bytes(size))
         return self._zeros[:size]
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:

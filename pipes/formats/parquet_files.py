@@ -166,7 +166,7 @@ class ParquetLoader(IterDataPipe[Any]):
             neither read nor decoded.
         dictionaries: names of columns of texts (or bytes) that "batches" and "tables" hold as Arrow dictionaries: for
             categories, less to decode, filter and hash. DataError, while iterating, for other columns.
-        batch_size: rows of a batch, or decoded at a time; the last batch of a row group may be shorter.
+        batch_size: rows of a batch, or decoded at a time, never over 2**20; the last of a row group may be fewer.
         return_path: give `(path, output)`.
         endpoint_url, options: of the S3 store, see `S3Options`.
         storage_options: keyword arguments of fsspec's file system, for other URLs.
