@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from inspect import GEN_CREATED, getgeneratorstate
 from itertools import chain
 from typing import Any, Protocol
@@ -25,7 +25,7 @@ from pipes.errors import StaleIteratorError, StateError
 from pipes.pipe_state import Iteration, Loaded, loaded_into, read, state_at
 from pipes.run import Node, Run, inputs_of, walk
 from pipes.shard_points import check_shard_points
-from pipes.shares import seed_of, stream_of, warn_of_automatic_sharding
+from pipes.shares import is_one_of_several, reading_a_share, seed_of, stream_of, warn_of_automatic_sharding
 from pipes.state import Table
 from pipes.tallies import Tallies
 
@@ -108,7 +108,8 @@ class PipeIterator(chain[Any]):
         cls, body: Generator[Any, None, None], context: Context, iteration: Iteration, in_parts: bool
     ) -> PipeIterator:
         """Return the iterator of `body`, or of the parts that it gives."""
-        self: Any = cls.from_iterable(body if in_parts else (body,))
+        parts = body if in_parts else (body,)
+        self: Any = cls.from_iterable((_in_a_share(parts),) if is_one_of_several() else parts)
         self._parts = body, context, iteration
         return self  # type: ignore[no-any-return]
 
@@ -127,6 +128,17 @@ class PipeIterator(chain[Any]):
         if getgeneratorstate(body) == GEN_CREATED:  # it was never asked, so it would not do this itself
             context.close()
         body.close()
+
+
+def _in_a_share(parts: Iterable[Iterator[Any]]) -> Iterator[Any]:
+    elements = chain.from_iterable(parts)
+    while True:
+        with reading_a_share():
+            try:
+                element = next(elements)
+            except StopIteration:
+                return
+        yield element
 
 
 def state_of(pipe: Node) -> dict[str, Any]:

@@ -1,16 +1,68 @@
-"""Which share of a graph this process reads outside a loader of ours, and with which seed."""
+"""Which share of a graph this process reads outside a loader of ours, and with which seed.
+
+Only what a process iterates itself is shared out. A pipe that a function, or a user's stage, iterates for one element
+of such a share (the rows of a file whose name it was given) is read whole, as in torch, whose loader shares out the
+graph that it was given and no other: else each worker would lose the others' part of every file.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import warnings
 from types import FunctionType
 
 from pipes.context import Context
 from pipes.node import Node, describe_automatic_sharding
 
-__all__ = ["rank_and_world", "rank_to_send", "seed_of", "sharded_by_hand", "stream_of", "warn_of_automatic_sharding"]
+__all__ = [
+    "is_one_of_several",
+    "rank_and_world",
+    "rank_to_send",
+    "read_whole",
+    "reading_a_share",
+    "reads_a_share",
+    "seed_of",
+    "sharded_by_hand",
+    "stream_of",
+    "warn_of_automatic_sharding",
+]
+
+
+class _Reading(threading.local):
+    now = False
+
+
+_reading = _Reading()
+
+
+class reading_a_share:
+    """While the block runs, what its thread iterates besides is part of an element, and read whole.
+
+    >>> with reading_a_share():
+    ...     stream_of([])
+    (1, 0, 1)
+    """
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before = _reading.now
+        _reading.now = True
+
+    def __exit__(self, *_: object) -> None:
+        _reading.now = self._before
+
+
+def reads_a_share() -> bool:
+    """Return whether this thread is inside `reading_a_share`, or did `read_whole`."""
+    return _reading.now
+
+
+def read_whole() -> None:
+    """Have this thread, which works on elements of a share, read whole what it iterates from now on."""
+    _reading.now = True
 
 
 def seed_of(pipe: Node) -> int:
@@ -29,16 +81,29 @@ def seed_of(pipe: Node) -> int:
 
 def stream_of(nodes: list[Node]) -> tuple[int, int, int]:
     """Return (number of ranks that split the graph, number of this stream, number of streams)."""
-    from torch.utils.data import get_worker_info
+    from torch.utils.data import IterableDataset, get_worker_info
 
     info = get_worker_info()
+    if _reading.now or (info is not None and not isinstance(info.dataset, IterableDataset)):
+        return 1, 0, 1
     rank, world = rank_and_world() if info is None else _rank_in_worker(nodes)
     workers, ranks = sharded_by_hand(nodes, 1 if info is None else info.num_workers, world)
+    if info is not None:
+        # It may be a data set of the user's own that reads pipes.
+        names = _names_used(type(info.dataset))
+        workers, ranks = workers or "get_worker_info" in names, ranks or "get_rank" in names
     if ranks:
         rank, world = 0, 1
     if info is None or workers:
         return world, rank, world
     return world, info.id * world + rank, info.num_workers * world
+
+
+def is_one_of_several() -> bool:
+    """Return whether this process is a worker of torch's loader, or a rank of several, and not inside a share."""
+    from torch.utils.data import get_worker_info
+
+    return not _reading.now and (get_worker_info() is not None or rank_and_world()[1] > 1)
 
 
 def sharded_by_hand(nodes: list[Node], workers: int, world: int) -> tuple[bool, bool]:
@@ -55,7 +120,7 @@ def sharded_by_hand(nodes: list[Node], workers: int, world: int) -> tuple[bool, 
 
 
 def _names_used(cls: type) -> set[str]:
-    """Return the global and attribute names in the code of a user's pipe class and its bases."""
+    """Return the global and attribute names in the code of a user's class and its bases."""
     names: set[str] = set()
     for base in cls.__mro__:
         if not base.__module__.startswith(("pipes.", "torch.", "builtins", "typing")):

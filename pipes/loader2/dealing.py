@@ -26,6 +26,7 @@ from pipes.graph import clone
 from pipes.loader2.streams import Plan
 from pipes.run import Node, Run, automatic_shard_point, walk
 from pipes.seeds import GlobalGenerators, derive_key, seed_globals
+from pipes.shares import reading_a_share
 from pipes.state import Capture, Position
 
 __all__ = ["Dealer", "DealtSource", "Exhausted", "check_read_once", "cut", "positions_of"]
@@ -120,7 +121,8 @@ class Dealer:
         own = GlobalGenerators.set_aside()
         try:
             seed_globals(derive_key(self._plan.seed, self._plan.epoch, "dealt", self._dealt))
-            element = next(self._elements, Exhausted)
+            with reading_a_share():
+                element = next(self._elements, Exhausted)
         except Exception as error:
             # The iterator would end in silence if it was asked again.
             self._failure = error

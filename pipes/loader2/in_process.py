@@ -22,6 +22,7 @@ from pipes.loader2.streams import Plan, Stream, StreamState, calls_user, describ
 from pipes.loader2.worker import WorkerInfo
 from pipes.run import walk
 from pipes.seeds import GlobalGenerators
+from pipes.shares import reading_a_share
 from pipes.stages.wrapping import as_pipe
 
 __all__ = ["InProcessEngine", "ServiceEngine"]
@@ -87,7 +88,8 @@ class InProcessEngine:
             try:
                 stream = self._open(number)
                 self._newest = number
-                output = stream.next()
+                with reading_a_share():
+                    output = stream.next()
             except StopIteration:
                 turns.end()
                 self._count(number, stream)

@@ -43,6 +43,7 @@ from pipes.loader2.shipping import unship
 from pipes.loader2.slabs import SlabPool
 from pipes.loader2.streams import Plan, Stream, StreamState, collates_last
 from pipes.loader2.whereabouts import Page, Phase, Place, TracedContext, Tracing
+from pipes.shares import read_whole
 from pipes.sources.listing import Listing
 from pipes.stages import collating
 
@@ -98,6 +99,7 @@ class _Worker:
         self._sending = threading.Lock()
         self._notes: deque[tuple[Kind, bytes]] = deque()
         install_forwarding(self._note, self._number)
+        read_whole()
         self._pool = SlabPool(job.generation, ended=page.ledger.take_loans)
         page.move(Phase.UNPICKLING)
         fault_points.reach("before the graph is unpickled")

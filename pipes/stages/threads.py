@@ -30,6 +30,7 @@ from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of, 
 from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
 from pipes.run import Run
 from pipes.seeds import KeyedGenerator
+from pipes.shares import read_whole, reads_a_share
 from pipes.stages.columns import apply_to_columns, check_columns
 from pipes.stages.mapping import AppliedRun
 from pipes.stages.wrapping import as_pipe
@@ -136,12 +137,14 @@ class _ThreadPoolRun(AppliedRun):
 
     def _in_thread(self) -> Callable[[Any, int], Any]:
         """Return what a thread calls with an element and its number."""
-        pipe, function, local = self.pipe, self.function(), threading.local()
+        pipe, function, local, in_a_share = self.pipe, self.function(), threading.local(), reads_a_share()
         key = self.context.key(self.stage, pipe) if pipe.rng else 0
 
         def call(element: Any, number: int) -> Any:
             mine = local.__dict__
             if "generators" not in mine:  # this thread's first call
+                if in_a_share:
+                    read_whole()
                 if pipe.initializer is not None:
                     pipe.initializer(*pipe.initargs)
                 mine["generators"] = KeyedGenerator(key)

@@ -40,6 +40,36 @@ class TestNumbers:
             assert len(expected) > 4
 
 
+def rows(number: int) -> IterDataPipe[int]:
+    return numbers(4).map(lambda row: 10 * number + row)
+
+
+class TestNested:
+    """A pipe that a function iterates for one element is read whole on every rank."""
+
+    @pytest.mark.filterwarnings("ignore:the graph has no sharding_filter")
+    @pytest.mark.parametrize(
+        "graph",
+        [
+            lambda: numbers(3).sharding_filter().flatmap(rows),
+            lambda: numbers(3).sharding_filter().threadpool_map(lambda number: list(rows(number))).unbatch(),
+            lambda: IterableWrapper(numbers(3).flatmap(rows)),
+            lambda: IterableWrapper(iter(range(3)), deepcopy=False).flatmap(rows).sharding_filter(),
+        ],
+        ids=["flatmap", "threads", "wrapped", "dealt"],
+    )
+    def test_no_rank_loses_rows(self, graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        found: list[int] = []
+        for rank in range(2):
+            for module in ("shares", "loader2.loader"):
+                monkeypatch.setattr(f"pipes.{module}.rank_and_world", lambda rank=rank: (rank, 2))
+            with loader_of(graph(), 0) as loader:
+                found += loader
+            # Outside of it, a rank has its share again.
+            assert len(list(numbers(4))) == 2
+        assert sorted(found) == [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
+
+
 class TestKeys:
     """A map pipe right above the shard point: each stream reads its own keys."""
 

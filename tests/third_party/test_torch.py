@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pipes import IterDataPipe
 from pipes.iter import IterableWrapper
+from pipes.map import SequenceWrapper
 
 N = 40
 
@@ -63,3 +65,75 @@ def test_draws_of_a_generator_that_the_stage_passes_in(persistent: bool) -> None
     pipe = graph().map(lambda x, rng: (x, rng.random()), rng=True)
     first, second = epochs(2, pipe, persistent_workers=persistent)
     assert len({draw for _, draw in first + second}) == 2 * N
+
+
+def rows(number: int) -> IterDataPipe[int]:
+    """As many rows as a file may have, by a pipe."""
+    return IterableWrapper(range(number * 10, number * 10 + 4))
+
+
+def files() -> IterDataPipe[int]:
+    return IterableWrapper(range(3)).sharding_filter()
+
+
+class Reader(IterDataPipe[int]):
+    """A user's stage that builds a graph for each element."""
+
+    def __init__(self, source_datapipe: IterDataPipe[int]) -> None:
+        self.source_datapipe = source_datapipe
+
+    def __iter__(self) -> Iterator[int]:
+        for number in self.source_datapipe:
+            yield from rows(number).map(int)
+
+
+class ByHand(IterDataPipe[int]):
+    """A user's source that takes its worker's share itself."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch.utils.data.get_worker_info()
+        yield from range(3) if info is None else range(info.id, 3, info.num_workers)
+
+
+class Files(Dataset[list[int]]):
+    """torch's own kind of data set, each element of which is read by a pipe."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, number: int) -> list[int]:
+        if number > 2:
+            raise IndexError(number)
+        return list(rows(number))
+
+
+class OwnFiles(IterableDataset[int]):
+    """torch's other kind, which takes its worker's share itself."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        for number in range(info.id, 3, info.num_workers):
+            yield from rows(number)
+
+
+@pytest.mark.filterwarnings("ignore:stage .* has no state of its own", "ignore:the graph has no sharding_filter")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: files().flatmap(rows),
+        lambda: files().map(lambda number: list(rows(number).shuffle().sharding_filter())),
+        lambda: files().threadpool_map(lambda number: list(rows(number)), max_workers=2),
+        lambda: Reader(files()),
+        lambda: ByHand().flatmap(rows),
+        lambda: IterableWrapper(IterableWrapper(range(3)).flatmap(rows).map(int)).sharding_filter(),
+        lambda: SequenceWrapper(range(3)).map(lambda number: list(rows(number))),
+        Files,
+        OwnFiles,
+    ],
+    ids=["flatmap", "map", "threads", "stage", "by hand", "wrapped", "map pipe", "data set", "iterable data set"],
+)
+def test_a_pipe_inside_an_element_is_read_whole(make: Callable[[], Any]) -> None:
+    loader = DataLoader(make(), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    found = [number for each in loader for number in (each if isinstance(each, list) else [each])]
+    assert sorted(map(int, found)) == [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
