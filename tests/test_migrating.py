@@ -116,9 +116,7 @@ MISSING_MAP = ["in_memory_cache", "unzip"]
 MISSING_LOADER = [
     "CheckpointableReadingServiceInterface",
     "DistributedReadingService",
-    "PrototypeMultiProcessingReadingService",
     "SequentialReadingService",
-    "ShuffleSpec",
 ]
 
 

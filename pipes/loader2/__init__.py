@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pipes.loader2.adapter import ShuffleSpec
     from pipes.loader2.iterator import DataLoader2Iterator
     from pipes.loader2.lightning import LightningLoader
     from pipes.loader2.loader import DataLoader2
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         ReadingServiceInterface,
         WorkerInfo,
     )
+    from pipes.loader2.services import PrototypeMultiProcessingReadingService
 
 __all__ = [
     "DataLoader2",
@@ -29,8 +31,10 @@ __all__ = [
     "InProcessReadingService",
     "LightningLoader",
     "MultiProcessingReadingService",
+    "PrototypeMultiProcessingReadingService",
     "ReadingServiceInterface",
     "SeedGenerator",
+    "ShuffleSpec",
     "WorkerInfo",
     "stop_forkserver",
 ]
@@ -42,8 +46,10 @@ _HOME = {
     "InProcessReadingService": "reading_service",
     "LightningLoader": "lightning",
     "MultiProcessingReadingService": "reading_service",
+    "PrototypeMultiProcessingReadingService": "services",
     "ReadingServiceInterface": "reading_service",
     "SeedGenerator": "random",
+    "ShuffleSpec": "adapter",
     "WorkerInfo": "reading_service",
     "stop_forkserver": "process",
 }
