@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pipes.stages.keyed import MapBatcher, MapConcater, MapMapper, MapShuffler, MapZipper
     from pipes.stages.mapping import Mapper
     from pipes.stages.moving import DeviceMover, PinMemory
+    from pipes.stages.restructuring import Dropper, Flattener, Rows2Columnar, Slicer
     from pipes.stages.selecting import Cycler, Enumerator, Header, IndexAdder, LengthSetter, Skipper
     from pipes.stages.sharding import ShardingFilter
     from pipes.stages.shuffling import Shuffler
@@ -113,6 +114,10 @@ class ChainedIter(Generic[T_co]):
         """Return a list of `num_instances` pipes; each element goes to the one whose number `classifier_fn` gives."""
         raise NotImplementedError
 
+    def drop(self, indices: Any, *, on_error: OnError = "raise", max_errors: MaxErrors = 0.1) -> Dropper:
+        """Give each row less the columns `indices`: keys, or places in a list or tuple; one, or a list of them."""
+        raise NotImplementedError
+
     def enumerate(self, starting_index: int = 0) -> Enumerator[T_co]:
         """Give `(number, element)`, numbers from `starting_index`; below a `sharding_filter` each stream counts its
         own."""
@@ -144,6 +149,11 @@ class ChainedIter(Generic[T_co]):
         max_errors: MaxErrors = 0.1,
     ) -> FlatMapper[R]:
         """Give every item of `fn(x)` for each element x; without `fn`, of x itself or of its selected columns."""
+        raise NotImplementedError
+
+    def flatten(self, indices: Any = None, *, on_error: OnError = "raise", max_errors: MaxErrors = 0.1) -> Flattener:
+        """Put the items of nested columns into the row itself, one level deep: lists and tuples, in a dict other
+        dicts."""
         raise NotImplementedError
 
     def fork(self, num_instances: int, buffer_size: int = 1000, copy: str | None = None) -> list[IterDataPipe[T_co]]:
@@ -484,6 +494,12 @@ class ChainedIter(Generic[T_co]):
         """Give each element `times` times in a row, each time the same object; the whole again is `.cycle(times)`."""
         raise NotImplementedError
 
+    def rows2columnar(
+        self, column_names: Sequence[Any] | None = None, *, on_error: OnError = "raise", max_errors: MaxErrors = 0.1
+    ) -> Rows2Columnar:
+        """Turn each batch of rows into a dict of columns: by name, the list of its values, one a row."""
+        raise NotImplementedError
+
     def save_by_fsspec(
         self,
         mode: str = "w",
@@ -564,6 +580,18 @@ class ChainedIter(Generic[T_co]):
 
     def skip(self, count: int) -> Skipper[T_co]:
         """Leave out the first `count` elements."""
+        raise NotImplementedError
+
+    def slice(
+        self,
+        index: Any,
+        stop: int | None = None,
+        step: int | None = None,
+        *,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+    ) -> Slicer:
+        """Give the columns `index` to `stop` of each row, every `step`-th, as Python slices; or a list of columns."""
         raise NotImplementedError
 
     @overload

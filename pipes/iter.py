@@ -25,6 +25,7 @@ from pipes.stages.flattening import FlatMapper, Repeater
 from pipes.stages.joining import Concater, Multiplexer, MultiplexerLongest, Zipper, ZipperLongest
 from pipes.stages.mapping import Mapper
 from pipes.stages.moving import DeviceMover, PinMemory
+from pipes.stages.restructuring import Dropper, Flattener, Rows2Columnar, Slicer
 from pipes.stages.selecting import Cycler, Enumerator, Header, IndexAdder, LengthSetter, Skipper
 from pipes.stages.sharding import ShardingFilter
 from pipes.stages.shuffling import Shuffler
@@ -45,6 +46,7 @@ __all__ = [
     "Decompressor",
     "Demultiplexer",
     "DeviceMover",
+    "Dropper",
     "Enumerator",
     "Extractor",
     "FSSpecFileLister",
@@ -54,6 +56,7 @@ __all__ = [
     "FileOpener",
     "Filter",
     "FlatMapper",
+    "Flattener",
     "Forker",
     "HashChecker",
     "Header",
@@ -80,6 +83,7 @@ __all__ = [
     "PinMemory",
     "Repeater",
     "RowRebatcher",
+    "Rows2Columnar",
     "S3FileLister",
     "S3FileLoader",
     "S3FileSaver",
@@ -87,6 +91,7 @@ __all__ = [
     "ShardingFilter",
     "Shuffler",
     "Skipper",
+    "Slicer",
     "StreamReader",
     "TarArchiveLoader",
     "ThreadPoolMapper",

@@ -128,6 +128,7 @@ CASES: dict[str, Case] = {
     "iter.Decompressor of archives": lambda at: at.files("*.tar").shuffle(2).decompress().load_from_tar().map(read),
     "iter.Demultiplexer": _demuxed,
     "iter.DeviceMover": lambda at: texts().to_device("cpu"),
+    "iter.Dropper": lambda at: texts().shuffle(3).enumerate().drop(0),
     "iter.Enumerator": lambda at: texts().enumerate(3),
     "iter.Extractor": lambda at: at.files("*.gz").shuffle(2).extract("gzip").map(read),
     "iter.FSSpecFileLister": lambda at: (
@@ -149,6 +150,7 @@ CASES: dict[str, Case] = {
     "iter.FileOpener": lambda at: FileOpener([f"{at.folder}/{n}.txt" for n in range(3)], "r").map(read),
     "iter.Filter": lambda at: texts(12).filter(lambda text: int(text[-1]) % 3 > 0),
     "iter.FlatMapper": lambda at: texts(6).flatmap(lambda text: [text] * (int(text[-1]) % 3)),
+    "iter.Flattener": lambda at: texts().shuffle(3).enumerate().map(lambda pair: {"pair": pair}).flatten(),
     "iter.Forker": _forked,
     "iter.HashChecker": lambda at: (
         texts().map(lambda text: (text, io.BytesIO(text.encode()))).shuffle(3)
@@ -208,6 +210,7 @@ CASES: dict[str, Case] = {
         .map(lambda batch: batch.to_pydict())
     ),
     "iter.Repeater": lambda at: texts(5).shuffle(3).repeat(3).shuffle(4),
+    "iter.Rows2Columnar": lambda at: texts().enumerate().shuffle(3).batch(2).rows2columnar(["number", "text"]),
     "iter.S3FileLister": lambda at: S3FileLister("s3://cases/in/", endpoint_url=at.s3).map(lambda url: url + PAYLOAD),
     "iter.S3FileLoader": lambda at: (
         S3FileLister("s3://cases/in/", endpoint_url=at.s3).shuffle(3).load_files_by_s3(endpoint_url=at.s3).map(read)
@@ -224,6 +227,7 @@ CASES: dict[str, Case] = {
     "iter.Shuffler twice": lambda at: texts(20).shuffle(6).shuffle(3),
     "iter.Shuffler switched off": lambda at: texts().shuffle(4).set_shuffle(False),
     "iter.Skipper": lambda at: texts().shuffle(3).skip(2),
+    "iter.Slicer": lambda at: texts().shuffle(3).enumerate().slice(1),
     "iter.StreamReader": lambda at: at.files("*.txt").read_from_stream(30).map(lambda pair: [pair[1].decode()]),
     "iter.TarArchiveLoader": lambda at: at.files("*.tar").load_from_tar().map(read),
     "iter.ThreadPoolMapper": lambda at: texts(40).shuffle(4).threadpool_map(

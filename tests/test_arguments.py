@@ -32,6 +32,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Repeater": {"times": 2},
     "RowRebatcher": {"batch_size": 2},
     "Skipper": {"count": 2},
+    "Dropper": {"indices": 0},
+    "Slicer": {"index": 0},
     "ThreadPoolMapper": {"fn": str},
     "WebDatasetSaver": {"target": "folder"},
 }

@@ -12,6 +12,7 @@ MODULES = (
     "keyed",
     "mapping",
     "moving",
+    "restructuring",
     "selecting",
     "sharding",
     "shuffling",
