@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeVar as TypeVarWithDefault
 
-    from pipes.datapipe import IterDataPipe, MapDataPipe
+    from pipes.datapipe import DataChunk, IterDataPipe, MapDataPipe
     from pipes.error_policy import MaxErrors, OnError
     from pipes.formats.archives import TarArchiveLoader, ZipArchiveLoader
     from pipes.formats.arrow_batches import ArrowToTensors, RowRebatcher
@@ -159,6 +159,37 @@ class ChainedIter(Generic[T_co]):
     def fork(self, num_instances: int, buffer_size: int = 1000, copy: str | None = None) -> list[IterDataPipe[T_co]]:
         """Return a list of `num_instances` pipes that each give all elements; for 1, the pipe itself, as in
         torchdata."""
+        raise NotImplementedError
+
+    @overload
+    def groupby(
+        self,
+        group_key_fn: Callable[[T_co], Any],
+        *,
+        buffer_size: int | None = 10000,
+        group_size: int | None = None,
+        guaranteed_group_size: int | None = None,
+        drop_remaining: bool = False,
+    ) -> IterDataPipe[DataChunk[T_co]]:
+        """Gather elements of the same key into a list, given once it has `group_size` elements."""
+        raise NotImplementedError
+
+    @overload
+    def groupby(
+        self,
+        group_key_fn: Callable[[T_co], Any],
+        *,
+        keep_key: bool,
+        buffer_size: int | None = 10000,
+        group_size: int | None = None,
+        guaranteed_group_size: int | None = None,
+        drop_remaining: bool = False,
+    ) -> IterDataPipe[Any]:
+        """Gather elements of the same key into a list, given once it has `group_size` elements."""
+        raise NotImplementedError
+
+    def groupby(self, *args: Any, **kwargs: Any) -> Any:
+        """Gather elements of the same key into a list, given once it has `group_size` elements."""
         raise NotImplementedError
 
     def header(self, limit: int | None = 10) -> Header[T_co]:

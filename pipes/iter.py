@@ -22,6 +22,7 @@ from pipes.stages.bucketing import MaxTokenBucketizer
 from pipes.stages.collating import Collator
 from pipes.stages.filtering import Filter
 from pipes.stages.flattening import FlatMapper, Repeater
+from pipes.stages.grouping import Grouper
 from pipes.stages.joining import Concater, Multiplexer, MultiplexerLongest, Zipper, ZipperLongest
 from pipes.stages.mapping import Mapper
 from pipes.stages.moving import DeviceMover, PinMemory
@@ -58,6 +59,7 @@ __all__ = [
     "FlatMapper",
     "Flattener",
     "Forker",
+    "Grouper",
     "HashChecker",
     "Header",
     "HttpReader",

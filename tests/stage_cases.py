@@ -152,6 +152,8 @@ CASES: dict[str, Case] = {
     "iter.FlatMapper": lambda at: texts(6).flatmap(lambda text: [text] * (int(text[-1]) % 3)),
     "iter.Flattener": lambda at: texts().shuffle(3).enumerate().map(lambda pair: {"pair": pair}).flatten(),
     "iter.Forker": _forked,
+    "iter.Grouper": lambda at: texts(12).shuffle(4).groupby(lambda text: int(text[-1]) % 3, group_size=3, buffer_size=5,
+                                                            guaranteed_group_size=2),
     "iter.HashChecker": lambda at: (
         texts().map(lambda text: (text, io.BytesIO(text.encode()))).shuffle(3)
         .check_hash({f"{PAYLOAD}{n}": hashlib.md5(f"{PAYLOAD}{n}".encode()).hexdigest() for n in range(9)}, "md5")

@@ -27,6 +27,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Demultiplexer": {"num_instances": 2, "classifier_fn": abs},
     "DeviceMover": {"device": "cpu"},
     "Forker": {"num_instances": 2},
+    "Grouper": {"group_key_fn": abs, "group_size": 2},
     "LengthSetter": {"length": 2},
     "MaxTokenBucketizer": {"max_token_count": 3},
     "Repeater": {"times": 2},

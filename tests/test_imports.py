@@ -18,6 +18,7 @@ LAYERS = [
     {"errors"},
     {"cuda_memory", "devices", "device_choice", "moving"},
     {"arguments", "node", "seeds", "state", "utils", "shard_points", "changes", "error_policy", "tallies"},
+    {"held"},
     {"tree", "run"},
     {"context"},
     {"shares"},

@@ -40,6 +40,7 @@ ITER = {
     "FlatMapper": "datapipe fn input_col",
     "Flattener": "datapipe indices",
     "HashChecker": "source_datapipe hash_dict hash_type rewind",
+    "Grouper": "datapipe group_key_fn *keep_key *buffer_size *group_size *guaranteed_group_size *drop_remaining",
     "Header": "source_datapipe limit",
     "HttpReader": "source_datapipe timeout skip_on_error",
     "IndexAdder": "source_datapipe index_name",

@@ -8,6 +8,7 @@ MODULES = (
     "filtering",
     "flattening",
     "gathering",
+    "grouping",
     "joining",
     "keyed",
     "mapping",
