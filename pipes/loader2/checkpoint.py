@@ -2,8 +2,8 @@
 
 Format, version 1
     {"pipes_state": 1, "graph": {stage id: settings}, "seed": int, "epoch": int, "num_streams": int, "world": int,
-     "replicate": bool, "streams": {"number": {"at": int, "given": int, "ended": bool, "table": table or None}},
-     "digest": str}
+     "replicate": bool, "streams": {"number": {"at": int, "given": int, "ended": bool, "table": table or None,
+     "counts": {stage id: what `on_error` counted}}}, "digest": str}
 
 `graph` is the fingerprint: a state is refused by a graph with other stages or settings, and the error names the
 difference. `streams` holds those of one rank; a list of states, one a rank, is read as one. Once the end of an epoch
