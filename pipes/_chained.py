@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pipes.stages.gathering import IterToMapConverter
     from pipes.stages.joining import Concater, Multiplexer, MultiplexerLongest, ZipperLongest
     from pipes.stages.keyed import MapBatcher, MapConcater, MapMapper, MapShuffler, MapZipper
+    from pipes.stages.looking_up import MapKeyZipper
     from pipes.stages.mapping import Mapper
     from pipes.stages.moving import DeviceMover, PinMemory
     from pipes.stages.restructuring import Dropper, Flattener, Rows2Columnar, Slicer
@@ -525,6 +526,10 @@ class ChainedIter(Generic[T_co]):
         """Give each element `times` times in a row, each time the same object; the whole again is `.cycle(times)`."""
         raise NotImplementedError
 
+    def round_robin_demux(self, num_instances: int, buffer_size: int = 1000) -> list[IterDataPipe[T_co]]:
+        """Return a list of `num_instances` pipes; element i goes to pipe i modulo their number."""
+        raise NotImplementedError
+
     def rows2columnar(
         self, column_names: Sequence[Any] | None = None, *, on_error: OnError = "raise", max_errors: MaxErrors = 0.1
     ) -> Rows2Columnar:
@@ -690,6 +695,12 @@ class ChainedIter(Generic[T_co]):
         """Give the items of each batch, `unbatch_level` lists deep; -1 opens every level."""
         raise NotImplementedError
 
+    def unzip(
+        self, sequence_length: int, buffer_size: int = 1000, columns_to_skip: Sequence[int] | None = None
+    ) -> list[IterDataPipe[Any]]:
+        """Return a list of pipes, one a column of rows that have `sequence_length` of them, less `columns_to_skip`."""
+        raise NotImplementedError
+
     def webdataset(
         self,
         *,
@@ -725,6 +736,19 @@ class ChainedIter(Generic[T_co]):
         ended."""
         raise NotImplementedError
 
+    def zip_with_map(
+        self,
+        map_datapipe: MapDataPipe[Any],
+        key_fn: Callable[[Any], Any],
+        merge_fn: Callable[[Any, Any], Any] | None = None,
+        keep_key: bool = False,
+        *,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+    ) -> MapKeyZipper:
+        """Give `(x, map_datapipe[key_fn(x)])` for each element x, or what `merge_fn` makes of the two."""
+        raise NotImplementedError
+
 
 class ChainedMap(Generic[T_co]):
     """The chained methods of map pipes."""
@@ -750,6 +774,11 @@ class ChainedMap(Generic[T_co]):
 
     def to_iter_datapipe(self, indices: Iterable[Any] | None = None) -> MapToIterConverter[T_co]:
         """Iterate a map pipe over `indices`, by default `range(len(datapipe))`."""
+        raise NotImplementedError
+
+    def unzip(self, sequence_length: int, columns_to_skip: Sequence[int] | None = None) -> list[MapDataPipe[Any]]:
+        """Return a list of map pipes, one a column of rows that have `sequence_length` of them, less
+        `columns_to_skip`."""
         raise NotImplementedError
 
     def zip(self, *datapipes: MapDataPipe[Any]) -> MapZipper:

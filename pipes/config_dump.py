@@ -23,7 +23,6 @@ from pipes.stages.wrapping import IterableWrapper
 
 __all__ = ["dump_graph"]
 
-_SPLITTERS = {"_ForkerSource": "fork", "_DemultiplexerSource": "demux"}
 # Settings made by methods, which the YAML has no place for: attribute -> (its value when untouched, the method).
 _BY_METHOD: dict[str, tuple[Any, str]] = {
     "_seed": (None, "set_seed"),
@@ -125,7 +124,7 @@ class _Writer:
 
     def _child(self, child: Any, main: Any) -> str:
         if id(main) not in self.children:
-            name = _SPLITTERS.get(type(main).__name__)
+            name = getattr(type(main), "chained_as", None)
             stage = find_stage(name, "iter") if name else None
             if stage is None:
                 raise self._cannot(main, "is no stage that YAML knows")

@@ -24,14 +24,16 @@ from pipes.stages.filtering import Filter
 from pipes.stages.flattening import FlatMapper, Repeater
 from pipes.stages.grouping import Grouper
 from pipes.stages.joining import Concater, Multiplexer, MultiplexerLongest, Zipper, ZipperLongest
+from pipes.stages.looking_up import MapKeyZipper
 from pipes.stages.mapping import Mapper
 from pipes.stages.moving import DeviceMover, PinMemory
 from pipes.stages.restructuring import Dropper, Flattener, Rows2Columnar, Slicer
 from pipes.stages.selecting import Cycler, Enumerator, Header, IndexAdder, LengthSetter, Skipper
 from pipes.stages.sharding import ShardingFilter
 from pipes.stages.shuffling import Shuffler
-from pipes.stages.splitting import Demultiplexer, Forker
+from pipes.stages.splitting import Demultiplexer, Forker, RoundRobinDemultiplexer
 from pipes.stages.threads import ThreadPoolMapper
+from pipes.stages.unzipping import UnZipper
 from pipes.stages.wrapping import IterableWrapper, MapToIterConverter
 
 __all__ = [
@@ -73,6 +75,7 @@ __all__ = [
     "JsonParser",
     "LengthSetter",
     "LineReader",
+    "MapKeyZipper",
     "MapToIterConverter",
     "Mapper",
     "MaxTokenBucketizer",
@@ -84,6 +87,7 @@ __all__ = [
     "ParquetRowGroupLister",
     "PinMemory",
     "Repeater",
+    "RoundRobinDemultiplexer",
     "RowRebatcher",
     "Rows2Columnar",
     "S3FileLister",
@@ -98,6 +102,7 @@ __all__ = [
     "TarArchiveLoader",
     "ThreadPoolMapper",
     "UnBatcher",
+    "UnZipper",
     "WebDataset",
     "WebDatasetSaver",
     "XzFileLoader",

@@ -7,6 +7,7 @@ from pipes.stages.keyed import MapConcater as Concater
 from pipes.stages.keyed import MapMapper as Mapper
 from pipes.stages.keyed import MapShuffler as Shuffler
 from pipes.stages.keyed import MapZipper as Zipper
+from pipes.stages.unzipping import MapUnZipper as UnZipper
 from pipes.stages.wrapping import SequenceWrapper
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Mapper",
     "SequenceWrapper",
     "Shuffler",
+    "UnZipper",
     "Zipper",
     "functional_datapipe",
 ]

@@ -71,6 +71,8 @@ def flows_of(nodes: Sequence[Node]) -> dict[int, Flow]:
     flows: dict[int, Flow] = {}
     for node in nodes:
         inputs = inputs_of(node)
+        if type(node)._iterable:  # what it reads by key, every stream has as a whole
+            inputs = [source for source in inputs if type(source)._iterable] or inputs
         if type(node)._shards:
             flows[id(node)] = _split(node, [flows[id(source)] for source in inputs], names)
         elif len(inputs) == 1:

@@ -76,6 +76,9 @@ class Places:
         return FileLister(self.folder, mask).open_files(mode)
 
 
+#: Classes that make no stage of their own, but give a list of others.
+SPLITTERS = ("Forker", "Demultiplexer", "RoundRobinDemultiplexer", "UnZipper")
+
 Case = Callable[[Places], IterDataPipe[Any]]
 
 
@@ -109,6 +112,16 @@ def _forked(at: Places) -> IterDataPipe[Any]:
 def _demuxed(at: Places) -> IterDataPipe[Any]:
     even, odd = texts(12).shuffle(4).demux(2, lambda text: int(text[-1]) % 2)
     return even.shuffle(2).concat(odd)
+
+
+def _dealt(at: Places) -> IterDataPipe[Any]:
+    first, second, third = texts(11).shuffle(4).round_robin_demux(3)
+    return first.shuffle(2).concat(second).zip_longest(third)
+
+
+def _unzipped(at: Places) -> IterDataPipe[Any]:
+    numbers, names = texts().shuffle(4).enumerate().map(lambda pair: (*pair, 0)).unzip(3, columns_to_skip=[2])
+    return numbers.shuffle(3).zip(names)
 
 
 CASES: dict[str, Case] = {
@@ -183,6 +196,9 @@ CASES: dict[str, Case] = {
     "iter.LineReader": lambda at: at.files("*.txt").readlines(decode=True),
     "iter.LineReader of text": lambda at: at.files("*.txt", "r").readlines(),
     "iter.MapToIterConverter": lambda at: MapToIterConverter(keyed(), [3, 1, 1, 8]),
+    "iter.MapKeyZipper": lambda at: (
+        texts().shuffle(3).zip_with_map(keyed(), lambda text: int(text[-1]), keep_key=True)
+    ),
     "iter.Mapper": lambda at: texts().map(lambda text: text + "x"),
     "iter.Mapper with rng": lambda at: texts().map(draw, rng=True).shuffle(4),
     "iter.MaxTokenBucketizer": lambda at: (
@@ -212,6 +228,7 @@ CASES: dict[str, Case] = {
         .map(lambda batch: batch.to_pydict())
     ),
     "iter.Repeater": lambda at: texts(5).shuffle(3).repeat(3).shuffle(4),
+    "iter.RoundRobinDemultiplexer": _dealt,
     "iter.Rows2Columnar": lambda at: texts().enumerate().shuffle(3).batch(2).rows2columnar(["number", "text"]),
     "iter.S3FileLister": lambda at: S3FileLister("s3://cases/in/", endpoint_url=at.s3).map(lambda url: url + PAYLOAD),
     "iter.S3FileLoader": lambda at: (
@@ -239,6 +256,7 @@ CASES: dict[str, Case] = {
         texts().threadpool_map(draw, rng=True, scheduled_tasks=3, max_workers=2).shuffle(4)
     ),
     "iter.UnBatcher": lambda at: texts().batch(4).unbatch(),
+    "iter.UnZipper": _unzipped,
     "iter.WebDataset": lambda at: samples(at).shuffle(3),
     "iter.WebDatasetSaver": lambda at: (
         texts().map(lambda text: {"__key__": text[-1], "txt": text}).shuffle(3)
@@ -258,6 +276,7 @@ CASES: dict[str, Case] = {
     "map.Mapper": lambda at: keyed().map(lambda text: text + "x").to_iter_datapipe(),
     "map.SequenceWrapper": lambda at: keyed().to_iter_datapipe(),
     "map.Shuffler": lambda at: keyed().shuffle(),
+    "map.UnZipper": lambda at: keyed().zip(keyed()).unzip(2)[1].to_iter_datapipe(),
     "map.Zipper": lambda at: keyed().zip(keyed()).to_iter_datapipe(),
     "users.Plain": lambda at: texts(5).then(Twice).shuffle(2),
     "users.Stateless": lambda at: texts().shuffle(3).then(Stateless),

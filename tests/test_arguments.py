@@ -30,12 +30,14 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Grouper": {"group_key_fn": abs, "group_size": 2},
     "LengthSetter": {"length": 2},
     "MaxTokenBucketizer": {"max_token_count": 3},
+    "RoundRobinDemultiplexer": {"num_instances": 2},
     "Repeater": {"times": 2},
     "RowRebatcher": {"batch_size": 2},
     "Skipper": {"count": 2},
     "Dropper": {"indices": 0},
     "Slicer": {"index": 0},
     "ThreadPoolMapper": {"fn": str},
+    "UnZipper": {"sequence_length": 2},
     "WebDatasetSaver": {"target": "folder"},
 }
 WHOLE = re.compile(r"int( \| None)?")
@@ -53,7 +55,7 @@ def stages() -> Iterator[tuple[str, Make, str, Any]]:
         for name in catalogue.__all__:
             cls = getattr(catalogue, name)
             if isinstance(cls, type) and name not in ("DataChunk", "IterDataPipe", "MapDataPipe"):
-                build = cls.__new__ if name in ("Forker", "Demultiplexer") else cls.__init__
+                build = cls.__new__ if "__new__" in vars(cls) else cls.__init__
                 for parameter in inspect.signature(build).parameters.values():
                     if WHOLE.fullmatch(str(parameter.annotation)):
                         fitting = 2 if parameter.default in (None, parameter.empty) else parameter.default

@@ -51,12 +51,14 @@ ITER = {
     "JsonParser": "source_datapipe",
     "LengthSetter": "source_datapipe length",
     "LineReader": "source_datapipe *skip_lines *strip_newline *decode *encoding *errors *return_path",
+    "MapKeyZipper": "source_iterdatapipe map_datapipe key_fn merge_fn keep_key",
     "MapToIterConverter": "datapipe indices",
     "Mapper": "datapipe fn input_col output_col",
     "MaxTokenBucketizer": "datapipe max_token_count len_fn min_len max_len buffer_size include_padding",
     "ParquetDataFrameLoader": "source_dp dtype columns device use_threads",
     "PinMemory": "source_datapipe device pin_memory_fn",
     "Repeater": "source_datapipe times",
+    "RoundRobinDemultiplexer": "datapipe num_instances buffer_size",
     "Rows2Columnar": "source_datapipe column_names",
     "S3FileLister": "source_datapipe length request_timeout_ms region masks",
     "S3FileLoader": "source_datapipe request_timeout_ms region buffer_size multi_part_download",
@@ -68,6 +70,7 @@ ITER = {
     "TarArchiveLoader": "datapipe mode length",
     "ThreadPoolMapper": "source_datapipe fn input_col output_col scheduled_tasks max_workers",
     "UnBatcher": "datapipe unbatch_level",
+    "UnZipper": "source_datapipe sequence_length buffer_size columns_to_skip",
     "WebDataset": "source_datapipe",
     "XzFileLoader": "datapipe length",
     "ZipArchiveLoader": "datapipe length",
@@ -79,6 +82,7 @@ MAP = {
     "Mapper": "datapipe fn",
     "SequenceWrapper": "sequence deepcopy",
     "Shuffler": "datapipe *indices",
+    "UnZipper": "source_datapipe sequence_length columns_to_skip",
 }
 # Its stages that are not here, by chained name, or by class where there is none.
 MISSING_ITER = [
@@ -104,16 +108,13 @@ MISSING_ITER = [
     "random_split",
     "read_from_gdrive",
     "read_from_remote",
-    "round_robin_demux",
     "routed_decode",
     "shard_expand",
     "sharding_round_robin_dispatch",
     "shuffled_flatmap",
-    "unzip",
     "zip_with_iter",
-    "zip_with_map",
 ]
-MISSING_MAP = ["in_memory_cache", "unzip"]
+MISSING_MAP = ["in_memory_cache"]
 MISSING_LOADER = [
     "CheckpointableReadingServiceInterface",
     "DistributedReadingService",

@@ -17,7 +17,7 @@ import pytest
 import stage_cases
 import user_pipes
 from loading import through_json
-from stage_cases import CASES, PAYLOAD, Places
+from stage_cases import CASES, PAYLOAD, SPLITTERS, Places
 from stage_contract import check_stage, loader_over, plain, saved, start
 
 from pipes import IterDataPipe, MapDataPipe
@@ -30,7 +30,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:stage .* has no state of its own
 
 NO_STAGES = {"DataChunk", "IterDataPipe", "MapDataPipe", "functional_datapipe"}
 # They hold what others share, or stand in graphs that only the loader makes (tests/loader2/test_dealing.py).
-NOT_RUN_BY_CASES = {"RecordsRun", "ExpandingRun", "AppliedRun", "_JoiningRun", "_CountingRun", "ShardRun", "_DealtRun"}
+NOT_RUN_BY_CASES = {
+    "RecordsRun",
+    "ExpandingRun",
+    "AppliedRun",
+    "_JoiningRun",
+    "_CountingRun",
+    "ShardRun",
+    "_DealtRun",
+    "_DealingRun",
+}
 
 Make = Callable[[], IterDataPipe[Any]]
 
@@ -52,7 +61,7 @@ def test_every_name_of_the_catalogues_has_a_case(catalogue: str, places: Places)
     for name in set(module.__all__) - NO_STAGES:
         keys = [key for key in CASES if key.split(" of ")[0].split(" with ")[0] == f"{catalogue}.{name}"]
         assert keys, f"pipes.{catalogue}.{name} has no case in tests/stage_cases.py: add one"
-        if isinstance(getattr(module, name), type) and name not in ("Forker", "Demultiplexer"):
+        if isinstance(getattr(module, name), type) and name not in SPLITTERS:
             for key in keys:
                 stages = {type(node) for node in walk(made(key, places)())}
                 assert getattr(module, name) in stages, f"the case {key} has no such stage"
@@ -84,7 +93,7 @@ def test_every_run_is_run_by_a_case(places: Places) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_case_keeps_every_promise_of_a_stage(name: str, places: Places) -> None:
-    forked = "Forker" in name or "Demultiplexer" in name
+    forked = any(each in name for each in SPLITTERS)
     check_stage(made(name, places), streams=(1, 2), equal_state=not forked)
 
 

@@ -103,11 +103,10 @@ def name_of(pipe: Node) -> str:
     """Return the name of a stage as a user writes it: the chained one, else that of the class."""
     if (name := chained_name(type(pipe))) is not None:
         return name
-    short = {"_ForkerSource": "fork", "_DemultiplexerSource": "demux"}
-    if type(pipe).__name__ in ("_ForkerChild", "_DemultiplexerChild"):
-        fields = vars(pipe)
-        return f"{name_of(fields['main'])} {fields['instance_id']}"
-    return short.get(type(pipe).__name__, type(pipe).__name__)
+    main: Any = type(vars(pipe).get("main"))
+    if hasattr(main, "chained_as"):  # a child of what split a pipe
+        return f"{main.chained_as} {vars(pipe)['instance_id']}"
+    return getattr(type(pipe), "chained_as", type(pipe).__name__)
 
 
 def _parameters(pipe: Node) -> dict[str, str]:

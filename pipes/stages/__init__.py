@@ -11,6 +11,7 @@ MODULES = (
     "grouping",
     "joining",
     "keyed",
+    "looking_up",
     "mapping",
     "moving",
     "restructuring",
@@ -19,5 +20,6 @@ MODULES = (
     "shuffling",
     "splitting",
     "threads",
+    "unzipping",
     "wrapping",
 )

@@ -1,4 +1,4 @@
-"""One pipe into several: `.fork`, `.demux`.
+"""One pipe into several: `.fork`, `.demux`, `.round_robin_demux`.
 
 The children read through one shared stage, which keeps, for each child, the elements that it has not taken yet. A state
 holds counts only: the shared stage goes back to an anchor before the oldest waiting element and reads forward again
@@ -20,7 +20,7 @@ from pipes.stages.columns import check_columns
 from pipes.stages.wrapping import as_pipe
 from pipes.state import Anchors, Capture, Position, count_from, damaged
 
-__all__ = ["Demultiplexer", "Forker"]
+__all__ = ["Demultiplexer", "Forker", "RoundRobinDemultiplexer"]
 
 T = TypeVar("T")
 
@@ -105,7 +105,14 @@ class _SplitterRun(Run):
         return {"taken": taken, "anchor": self.anchors.describe(entries, oldest)}
 
 
-class _DemultiplexerRun(_SplitterRun):
+class _DealingRun(_SplitterRun):
+    """Each element goes to one child, and `buffer_size` limits those that wait in all others together."""
+
+    def waiting(self, asking: int) -> int:
+        return sum(map(len, self.queues)) - len(self.queues[asking])
+
+
+class _DemultiplexerRun(_DealingRun):
     def receivers(self, element: Any) -> range:
         pipe = self.pipe
         try:
@@ -122,8 +129,11 @@ class _DemultiplexerRun(_SplitterRun):
             raise
         return range(int(number), int(number) + 1)
 
-    def waiting(self, asking: int) -> int:
-        return sum(map(len, self.queues)) - len(self.queues[asking])
+
+class _RoundRobinDemultiplexerRun(_DealingRun):
+    def receivers(self, element: Any) -> range:
+        child = (self.taken - 1) % self.pipe.num_instances
+        return range(child, child + 1)
 
 
 class _ChildRun(Run):
@@ -164,6 +174,8 @@ class _Splitter(IterDataPipe[Any]):
 
     run_class: ClassVar[type[Run]] = _SplitterRun
     _shared = True
+    #: The chained name of the stage that made it.
+    chained_as: ClassVar[str]
 
     def __init__(self, datapipe: IterDataPipe[Any], num_instances: int, buffer_size: int = 1000) -> None:
         num_instances, buffer_size = whole("num_instances", num_instances), whole("buffer_size", buffer_size)
@@ -182,6 +194,8 @@ class _Splitter(IterDataPipe[Any]):
 
 
 class _ForkerSource(_Splitter):
+    chained_as = "fork"
+
     def _places(self) -> tuple[str, ...]:
         return ()
 
@@ -189,6 +203,7 @@ class _ForkerSource(_Splitter):
 class _DemultiplexerSource(_Splitter):
     run_class = _DemultiplexerRun
     calls_user = True
+    chained_as = "demux"
 
     def __init__(
         self,
@@ -204,8 +219,16 @@ class _DemultiplexerSource(_Splitter):
         self.drop_none = drop_none
 
 
+class _RoundRobinDemultiplexerSource(_Splitter):
+    run_class = _RoundRobinDemultiplexerRun
+    chained_as = "round_robin_demux"
+
+    def _places(self) -> tuple[str, ...]:
+        return ()
+
+
 class _Child(IterDataPipe[T]):
-    """One of the pipes that `.fork` or `.demux` returned."""
+    """One of the pipes that a splitter returned."""
 
     run_class = _ChildRun
 
@@ -218,19 +241,25 @@ class _Child(IterDataPipe[T]):
     def duplicate(self) -> Callable[[Any], Any] | None:
         return {None: None, "shallow": copy.copy, "deep": copy.deepcopy}[self.copy]
 
-    def _length(self, shard: Shard) -> int:
-        if isinstance(self.main, _DemultiplexerSource):
-            return super()._length(shard)
-        return length_of(self.main, shard)
-
 
 class _ForkerChild(_Child[T]):
     def _places(self) -> tuple[str, ...]:
         return ()
 
+    def _length(self, shard: Shard) -> int:
+        return length_of(self.main, shard)
+
 
 class _DemultiplexerChild(_Child[T]):
     pass
+
+
+class _RoundRobinDemultiplexerChild(_Child[T]):
+    def _places(self) -> tuple[str, ...]:
+        return (f"round_robin_demux({self.main.num_instances})[{self.instance_id}]",)
+
+    def _length(self, shard: Shard) -> int:
+        return len(range(self.instance_id, length_of(self.main, shard), self.main.num_instances))
 
 
 @functional_datapipe("fork")
@@ -285,3 +314,25 @@ class Demultiplexer(IterDataPipe[T]):
     ) -> Any:
         main = _DemultiplexerSource(datapipe, num_instances, buffer_size, classifier_fn, drop_none)
         return [_DemultiplexerChild[Any](main, number) for number in range(main.num_instances)]
+
+
+@functional_datapipe("round_robin_demux")
+class RoundRobinDemultiplexer(IterDataPipe[T]):
+    """Return a list of `num_instances` pipes; element i goes to pipe i modulo their number.
+
+    For 1, the list has the pipe itself. `buffer_size` limits the elements that wait in all children together (-1: no
+    limit; else BufferError). Raises ValueError for num_instances below 1.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> a, b = IterableWrapper(range(5)).round_robin_demux(2)
+    >>> list(a), list(b), len(a)
+    ([0, 2, 4], [1, 3], 3)
+    """
+
+    _chained_result: ClassVar[str] = "list[IterDataPipe[T]]"
+
+    def __new__(cls, datapipe: IterDataPipe[T], num_instances: int, buffer_size: int = 1000) -> Any:
+        main = _RoundRobinDemultiplexerSource(datapipe, num_instances, buffer_size)
+        if main.num_instances == 1:
+            return [main.datapipe]
+        return [_RoundRobinDemultiplexerChild[Any](main, number) for number in range(main.num_instances)]

@@ -8,6 +8,7 @@ import pytest
 from stage_contract import check_everywhere, check_stage, start
 
 from pipes import IterDataPipe
+from pipes.config import dump_graph, load_graph
 from pipes.errors import StaleIteratorError
 from pipes.iter import Demultiplexer, Forker, IterableWrapper
 
@@ -229,3 +230,42 @@ def test_a_buffer_of_nothing_lets_children_go_in_step() -> None:
     even, odd = numbers(6).demux(2, lambda x: x % 2, buffer_size=0)
     one, two = iter(even), iter(odd)
     assert [next(one), next(two), next(one), next(two)] == [0, 1, 2, 3]
+
+
+def dealt(size: int, count: int, **given: int) -> list[IterDataPipe[int]]:
+    return numbers(size).round_robin_demux(count, **given)
+
+
+def test_round_robin_gives_element_i_to_child_i_modulo_their_number() -> None:
+    assert [list(child) for child in dealt(7, 3)] == [[0, 3, 6], [1, 4], [2, 5]]
+    assert [len(child) for child in dealt(7, 3)] == [3, 2, 2]
+    assert [len(child) for child in dealt(2, 3)] == [1, 1, 0]
+    source = numbers(3)
+    assert source.round_robin_demux(1) == [source]
+    with pytest.raises(ValueError, match="num_instances must be at least 1"):
+        dealt(3, 0)
+
+
+def test_round_robin_limits_what_waits_in_all_other_children() -> None:
+    first, second, third = dealt(20, 3, buffer_size=4)
+    assert list(first.zip(second, third))[-1] == (15, 16, 17)
+    with pytest.raises(BufferError, match=r"RoundRobinDemultiplexerSource buffer overflow .* more than 4 elements"):
+        list(dealt(20, 3, buffer_size=4)[0])
+
+
+def test_round_robin_in_yaml_takes_the_number_from_the_names() -> None:
+    text = """
+    version: 1
+    pipes:
+      "a, b":
+        - IterableWrapper: !range 5
+        - round_robin_demux: {buffer_size: 3}
+      "c, d":
+        - IterableWrapper: [[1, 10], [2, 20]]
+        - unzip: 2
+    pipe:
+      - zip: [$a, $b, $c, $d]
+    """
+    pipe = load_graph(text)
+    assert list(pipe) == [(0, 1, 1, 10), (2, 3, 2, 20)]
+    assert list(load_graph(dump_graph(pipe))) == list(pipe)
