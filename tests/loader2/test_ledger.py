@@ -48,6 +48,20 @@ def test_each_loan_comes_back_once_and_in_order_however_full_the_ring(steps: lis
     assert list(worker.take_loans()) == []
 
 
+def test_each_count_has_a_word_of_its_own() -> None:
+    main, worker = sides()
+    main.add(batches=3, own=1, loans=[7])
+    for _ in range(5):
+        main.announce()
+    worker.count_sending()
+    assert list(worker.take_loans()) == [7]
+    with worker.falling_asleep(8):
+        main.add(batches=0, own=7, loans=[9])
+        assert main.to_wake
+    assert (worker.granted, worker.own, worker.announced, main.sent, main.to_wake) == (3, 8, 5, 1, False)
+    assert list(worker.take_loans()) == [9]
+
+
 def test_what_is_written_of_a_page_is_not_read_as_the_other_half() -> None:
     page, descriptor = Page.create()
     worker = Page(descriptor)

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipes.devices import HostDevice
+from pipes.devices import HostDevice, Mark
 from pipes.loader2.slabs import ALIGNMENT, Loans, SlabPool, size_class
 
 pytestmark = pytest.mark.usefixtures("closes_descriptors")
@@ -57,6 +57,8 @@ def test_size_classes_are_whole_pages_and_waste_at_most_a_quarter(nbytes: int) -
 
 
 @given(st.lists(st.integers(1, 200_000), max_size=12))
+@example([200_000] * 6)
+@example([1 << 19, 1 << 19, 1])
 def test_allocations_are_aligned_and_do_not_overlap(sizes: list[int]) -> None:
     pool = SlabPool()
     slab = pool.open(1 << 20)
@@ -128,6 +130,19 @@ def test_a_slab_is_filled_again_only_when_nobody_looks_at_it() -> None:
     pool.close()
 
 
+def test_a_slab_is_in_use_while_any_window_of_it_lives() -> None:
+    pool = SlabPool()
+    slab = pool.open(NBYTES)
+    first = slab.window()
+    second = slab.window()
+    del second
+    assert pool.open(NBYTES) is not slab
+    del first
+    slab.last_use = 1_000
+    assert pool.open(NBYTES) is slab
+    pool.close()
+
+
 def test_find_knows_only_slabs_that_were_not_lent_yet() -> None:
     pool = SlabPool()
     slab = pool.open(NBYTES)
@@ -160,6 +175,18 @@ def test_loans_of_another_generation_or_twice_returned_are_ignored() -> None:
     new.close()
 
 
+def test_a_slab_whose_loan_has_just_ended_is_filled_from_its_front_and_is_not_idle() -> None:
+    ended: list[int] = []
+    pool = SlabPool(ended=lambda: [ended.pop()] if ended else [], idle_uses=10, idle_seconds=0)
+    slab = pool.open(NBYTES)
+    for _ in range(30):
+        assert slab.allocate(NBYTES) == 0
+        ended.append(pool.lend(slab))
+        assert pool.open(NBYTES) is slab
+    assert pool.retired() == []
+    pool.close()
+
+
 def test_batches_of_varying_size_reuse_slabs() -> None:
     pool, loans = SlabPool(), Loans()
     rng = np.random.default_rng(0)
@@ -175,8 +202,9 @@ def test_batches_of_varying_size_reuse_slabs() -> None:
 def test_slabs_that_fall_idle_are_given_up_on_both_sides() -> None:
     pool, loans = SlabPool(idle_uses=10, idle_seconds=0), Loans()
     before = mapped_bytes()
-    large = lend(pool, loans, 50_000_000)[1]
-    del large
+    both = [lend(pool, loans)[1], lend(pool, loans, 50_000_000)[1]]
+    both.clear()
+    pool.take_back(loans.returned())
     for _ in range(30):
         window = lend(pool, loans)[1]
         del window
@@ -240,6 +268,29 @@ def test_a_device_sees_each_mapping_once_and_its_end_before_it_is_unmapped() -> 
     del loans
     assert seen == [("map", address, size_class(NBYTES)), ("unmap", address, size_class(NBYTES))]
     assert mapped == [2 * size_class(NBYTES)]
+    pool.close()
+
+
+def test_a_loan_that_the_device_still_reads_is_not_returned() -> None:
+    reading = [True]
+
+    class Reading:
+        def query(self) -> bool:
+            return not reading
+
+        def synchronize(self) -> None:
+            reading.clear()
+
+    class Late(HostDevice):
+        def used(self) -> Mark:
+            return Reading()
+
+    pool, loans = SlabPool(), Loans(Late("pageable"))
+    loan, window = lend(pool, loans)
+    del window
+    assert loans.returned() == []
+    reading.clear()
+    assert loans.returned() == [loan]
     pool.close()
 
 
