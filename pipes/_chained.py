@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipes.sources.s3_options import S3Options
     from pipes.sources.saving import Saver
     from pipes.stages.batching import Batcher, UnBatcher
-    from pipes.stages.bucketing import MaxTokenBucketizer
+    from pipes.stages.bucketing import BucketBatcher, MaxTokenBucketizer
     from pipes.stages.collating import Collator
     from pipes.stages.filtering import Filter
     from pipes.stages.flattening import FlatMapper, Repeater
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pipes.stages.restructuring import Dropper, Flattener, Rows2Columnar, Slicer
     from pipes.stages.selecting import Cycler, Enumerator, Header, IndexAdder, LengthSetter, Skipper
     from pipes.stages.sharding import ShardingFilter
-    from pipes.stages.shuffling import Shuffler
+    from pipes.stages.shuffling import InBatchShuffler, Shuffler
     from pipes.stages.threads import ThreadPoolMapper
     from pipes.stages.wrapping import MapToIterConverter
 
@@ -69,6 +69,19 @@ class ChainedIter(Generic[T_co]):
 
     def batch(self, batch_size: int, drop_last: bool = False, wrapper_class: Callable[..., Any] = ...) -> Batcher[T_co]:
         """Gather `batch_size` elements into a `wrapper_class`, a list; the last batch is shorter, or dropped."""
+        raise NotImplementedError
+
+    def bucketbatch(
+        self,
+        batch_size: int,
+        drop_last: bool = False,
+        batch_num: int = 100,
+        bucket_num: int = 1,
+        sort_key: Callable[[list[T_co]], list[T_co]] | None = None,
+        use_in_batch_shuffle: bool = True,
+    ) -> BucketBatcher[T_co]:
+        """Shuffle, sort elements within buckets, as by their length, and give the batches of the buckets in a
+        random order."""
         raise NotImplementedError
 
     def check_hash(
@@ -195,6 +208,12 @@ class ChainedIter(Generic[T_co]):
 
     def header(self, limit: int | None = 10) -> Header[T_co]:
         """Give the first `limit` elements (None: all), and take no more than those from the source."""
+        raise NotImplementedError
+
+    def in_batch_shuffle(
+        self,
+    ) -> InBatchShuffler[T_co]:
+        """Shuffle the elements inside each batch, and leave the batches in their order."""
         raise NotImplementedError
 
     def list_files(

@@ -18,7 +18,7 @@ from pipes.sources.iopath_files import IoPathFileLister, IoPathFileOpener, IoPat
 from pipes.sources.s3 import S3FileLister, S3FileLoader, S3FileSaver
 from pipes.sources.saving import Saver
 from pipes.stages.batching import Batcher, UnBatcher
-from pipes.stages.bucketing import MaxTokenBucketizer
+from pipes.stages.bucketing import BucketBatcher, MaxTokenBucketizer
 from pipes.stages.collating import Collator
 from pipes.stages.filtering import Filter
 from pipes.stages.flattening import FlatMapper, Repeater
@@ -30,7 +30,7 @@ from pipes.stages.moving import DeviceMover, PinMemory
 from pipes.stages.restructuring import Dropper, Flattener, Rows2Columnar, Slicer
 from pipes.stages.selecting import Cycler, Enumerator, Header, IndexAdder, LengthSetter, Skipper
 from pipes.stages.sharding import ShardingFilter
-from pipes.stages.shuffling import Shuffler
+from pipes.stages.shuffling import InBatchShuffler, Shuffler
 from pipes.stages.splitting import Demultiplexer, Forker, RoundRobinDemultiplexer
 from pipes.stages.threads import ThreadPoolMapper
 from pipes.stages.unzipping import UnZipper
@@ -39,6 +39,7 @@ from pipes.stages.wrapping import IterableWrapper, MapToIterConverter
 __all__ = [
     "ArrowToTensors",
     "Batcher",
+    "BucketBatcher",
     "Bz2FileLoader",
     "CSVDictParser",
     "CSVParser",
@@ -65,6 +66,7 @@ __all__ = [
     "HashChecker",
     "Header",
     "HttpReader",
+    "InBatchShuffler",
     "IndexAdder",
     "IoPathFileLister",
     "IoPathFileOpener",

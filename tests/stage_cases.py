@@ -130,6 +130,8 @@ CASES: dict[str, Case] = {
         .map(lambda tensors: [tensors["b"].tolist(), PAYLOAD])
     ),
     "iter.Batcher": lambda at: texts(11).shuffle(4).batch(3),
+    "iter.BucketBatcher": lambda at: texts(11).bucketbatch(2, False, 2, 2, sorted),
+    "iter.BucketBatcher of a shuffle": lambda at: texts(11).bucketbatch(2, True, 2, use_in_batch_shuffle=False),
     "iter.CSVDictParser": lambda at: at.files("*.csv").parse_csv_as_dict(),
     "iter.CSVParser": lambda at: at.files("*.csv").parse_csv(),
     "iter.Collator": lambda at: texts().map(lambda text: (text, 1.5)).batch(2).collate(),
@@ -187,6 +189,7 @@ CASES: dict[str, Case] = {
         texts().map(lambda text: (f"{at.folder}/iopath/{text}", text)).shuffle(3)
         .save_by_iopath(pathmgr=FolderManager("/"))
     ),
+    "iter.InBatchShuffler": lambda at: texts(12).batch(5).in_batch_shuffle().shuffle(2),
     "iter.IndexAdder": lambda at: texts().shuffle(4).map(lambda text: {"text": text}).add_index().shuffle(3),
     "iter.IterableWrapper": lambda at: texts(),
     "iter.IterableWrapper of what is no list": lambda at: IterableWrapper({f"{PAYLOAD}{n}": n for n in range(5)}),

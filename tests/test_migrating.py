@@ -22,6 +22,7 @@ from pipes.map import SequenceWrapper
 # What torchdata's constructors take, in their order; `*` marks what can be given by keyword only.
 ITER = {
     "Batcher": "datapipe batch_size drop_last wrapper_class",
+    "BucketBatcher": "datapipe batch_size drop_last batch_num bucket_num sort_key use_in_batch_shuffle",
     "Bz2FileLoader": "datapipe length",
     "CSVDictParser": "source_datapipe *skip_lines *decode *encoding *errors *return_path",
     "CSVParser": "source_datapipe *skip_lines *decode *encoding *errors *return_path *as_tuple",
@@ -43,6 +44,7 @@ ITER = {
     "Grouper": "datapipe group_key_fn *keep_key *buffer_size *group_size *guaranteed_group_size *drop_remaining",
     "Header": "source_datapipe limit",
     "HttpReader": "source_datapipe timeout skip_on_error",
+    "InBatchShuffler": "datapipe",
     "IndexAdder": "source_datapipe index_name",
     "IoPathFileLister": "root masks *pathmgr *handler",
     "IoPathFileOpener": "source_datapipe mode pathmgr handler",

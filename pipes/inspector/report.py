@@ -12,7 +12,7 @@ from pipes.datapipe import IterDataPipe, chained_name, length_of
 from pipes.errors import brief, mask
 from pipes.node import Node, above_shard, automatic_shard_point, inputs_of, stage_names, walk
 from pipes.run import Run
-from pipes.stages.bucketing import MaxTokenBucketizer
+from pipes.stages.bucketing import BucketBatcher, MaxTokenBucketizer
 from pipes.stages.flattening import ExpandingRun
 from pipes.stages.shuffling import Shuffler
 from pipes.user_run import UserRun
@@ -165,7 +165,7 @@ def _rereads(node: Node, run: Run | None) -> int | None:
         return round(node.buffer_size * (math.log(node.buffer_size) + 0.58))
     if isinstance(run, ExpandingRun):
         return run.anchor_every
-    if isinstance(node, MaxTokenBucketizer):
+    if isinstance(node, BucketBatcher | MaxTokenBucketizer):
         return node.buffer_size
     return None
 
@@ -185,7 +185,10 @@ def _length(node: Node, where: str, streams: int, point: Node | None) -> tuple[i
 
 def _buffer(node: Node, run: Run | None) -> int:
     """Return how many elements a stage holds at most; other sizes, as a file's buffer in bytes, are none of that."""
-    if getattr(node, "forms_batches", False) and "batch_size" in vars(node):
+    size: Any
+    if isinstance(node, BucketBatcher):
+        size = node.buffer_size
+    elif getattr(node, "forms_batches", False) and "batch_size" in vars(node):
         size = vars(node)["batch_size"]
     else:
         size = vars(node).get("buffer_size") if run is not None and run.anchored else 0

@@ -1,20 +1,24 @@
-"""Elements of like length into batches that a budget of tokens bounds: `.max_token_bucketize`."""
+"""Elements of like length into batches: `.max_token_bucketize`, which a budget of tokens bounds, and `.bucketbatch`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
+
+import numpy as np
 
 from pipes.arguments import whole
-from pipes.datapipe import DataChunk, IterDataPipe, functional_datapipe
+from pipes.datapipe import DataChunk, IterDataPipe, Shard, functional_datapipe, length_of
 from pipes.errors import StateError
 from pipes.run import Run
+from pipes.stages.columns import check_columns
+from pipes.stages.shuffling import Reshuffled, Shuffler
 from pipes.stages.wrapping import as_pipe
 from pipes.state import Anchors, Capture, Position, damaged
 
-__all__ = ["MaxTokenBucketizer"]
+__all__ = ["BucketBatcher", "MaxTokenBucketizer"]
 
 T = TypeVar("T")
 
@@ -50,8 +54,7 @@ class _BucketsRun(Run):
         while True:
             buffer = list(islice(source, size))
             read = len(buffer)
-            batches = _cut(self._measured(buffer, passed > 0), self.pipe.max_token_count, self.pipe.include_padding)
-            buffer.clear()
+            batches = self.batches(buffer, passed > 0)
             if sum(1 for _ in islice(batches, passed)) < passed:
                 raise StateError(
                     f"stage {self.stage} has fewer batches after input {self.taken} than when the state was saved "
@@ -64,6 +67,12 @@ class _BucketsRun(Run):
                 return
             self.taken, self.given, passed = self.taken + read, 0, 0
             self.anchors.note(self.taken)
+
+    def batches(self, buffer: list[Any], again: bool) -> Iterator[Any]:
+        """Return the batches of one buffer, and empty it; `again` where some of them were given before a restore."""
+        measured = self._measured(buffer, again)
+        buffer.clear()
+        return _cut(measured, self.pipe.max_token_count, self.pipe.include_padding)
 
     def _measured(self, buffer: list[Any], again: bool) -> Measured:
         """Return (length, element) of what the bounds let pass, by length; count the others, but not `again`."""
@@ -162,3 +171,132 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[T]]):
         self.max_len = max_len
         self.buffer_size = buffer_size
         self.include_padding = include_padding
+
+
+class _PoolsRun(_BucketsRun):
+    """Reads a pool, shuffles it, sorts its buckets, gives the batches of them all in a random order.
+
+    The draws of a pool follow from its number: first one for each element, then one for each batch.
+    """
+
+    leaves_out = False
+
+    def batches(self, buffer: list[Any], again: bool) -> Iterator[Any]:
+        pipe, count, size = self.pipe, len(buffer), self.pipe.batch_size
+        draws = self.draws(self.taken * 2)
+        order = np.argsort(draws.uniforms(count), kind="stable") if pipe.shuffles_elements else range(count)
+        mixed = [buffer[place] for place in order]
+        buffer.clear()
+        if pipe.sort_key is not None:
+            bucket_size = size * pipe.batch_num
+            buckets = [mixed[at : at + bucket_size] for at in range(0, count, bucket_size)]
+            mixed = [element for bucket in buckets for element in self._sorted(bucket)]
+        starts = np.arange(0, count - size + 1 if pipe.drop_last else count, size)
+        if pipe.shuffles_batches:
+            starts = starts[np.argsort(draws.uniforms(len(starts)), kind="stable")]
+        return (DataChunk(mixed[at : at + size]) for at in starts.tolist())
+
+    def _sorted(self, bucket: list[Any]) -> list[Any]:
+        count = len(bucket)
+        try:
+            found = list(self.pipe.sort_key(bucket))
+            if len(found) != count:
+                raise ValueError(
+                    f"sort_key returns the elements of its list in another order, but gave {len(found)} for {count}; "
+                    "leave elements out with .filter before .bucketbatch"
+                )
+        except BaseException as error:
+            self.note(error)
+            raise
+        return found
+
+
+@functional_datapipe("bucketbatch")
+class BucketBatcher(Reshuffled, IterDataPipe[DataChunk[T]]):
+    """Shuffle, sort elements within buckets, as by their length, and give the batches of the buckets in a random order.
+
+    Args:
+        datapipe: gives the elements.
+        batch_size: elements of a batch.
+        drop_last: leave out the last batch where it is shorter.
+        batch_num: batches of a bucket.
+        bucket_num: buckets that are read, and shuffled, at a time: `batch_size * batch_num * bucket_num` elements.
+        sort_key: takes the list of a bucket's elements, returns them sorted. Without it elements are only shuffled.
+            With it, and one bucket, nothing is shuffled: batches come from the first to the last of each bucket.
+        use_in_batch_shuffle: shuffle what is read at a time; False shuffles by `.shuffle` with a buffer as large.
+
+    A restore reads what was read at a time again. Raises AssertionError for sizes below 1; while iterating, ValueError
+    for a `sort_key` that returns another number of elements.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> words = IterableWrapper(["aaa", "b", "cc", "dddd"])
+    >>> list(words.bucketbatch(2, batch_num=2, sort_key=lambda bucket: sorted(bucket, key=len)))
+    [['b', 'cc'], ['aaa', 'dddd']]
+    """
+
+    run_class = _PoolsRun
+    _levels = 2
+    forms_batches = True
+
+    def __init__(
+        self,
+        datapipe: IterDataPipe[T],
+        batch_size: int,
+        drop_last: bool = False,
+        batch_num: int = 100,
+        bucket_num: int = 1,
+        sort_key: Callable[[list[T]], list[T]] | None = None,
+        use_in_batch_shuffle: bool = True,
+    ) -> None:
+        sizes = {"batch_size": batch_size, "batch_num": batch_num, "bucket_num": bucket_num}
+        for name, value in sizes.items():
+            sizes[name] = whole(name, value)
+            assert sizes[name] > 0, f"{name} must be at least 1, not {value}"
+        if sort_key is not None:
+            check_columns(sort_key, None)
+        self.batch_size, self.batch_num, self.bucket_num = sizes.values()
+        self.drop_last = drop_last
+        self.sort_key = sort_key
+        self.use_in_batch_shuffle = use_in_batch_shuffle
+        source = as_pipe(datapipe)
+        self.datapipe: Any = Shuffler(source, self.buffer_size) if self.shuffles_before else source
+
+    def set_shuffle(self, shuffle: bool = True) -> Self:
+        """Switch all shuffling of the stage on or off (then elements pass in order); returns the pipe."""
+        if self.shuffles_before:
+            self.datapipe.set_shuffle(shuffle)
+        return super().set_shuffle(shuffle)
+
+    def set_seed(self, seed: int) -> Self:
+        """Use `seed` for this stage, from its next iteration on as epoch 0; returns the pipe."""
+        if self.shuffles_before:
+            self.datapipe.set_seed(seed)
+        return super().set_seed(seed)
+
+    @property
+    def buffer_size(self) -> int:
+        return self.batch_size * self.batch_num * self.bucket_num
+
+    @property
+    def calls_user(self) -> bool:
+        return self.sort_key is not None
+
+    @property
+    def _mixes(self) -> bool:
+        return self.sort_key is None or self.bucket_num > 1
+
+    @property
+    def shuffles_before(self) -> bool:
+        return self._mixes and not self.use_in_batch_shuffle
+
+    @property
+    def shuffles_elements(self) -> bool:
+        return self._enabled and self._mixes and self.use_in_batch_shuffle
+
+    @property
+    def shuffles_batches(self) -> bool:
+        return self._enabled and self.sort_key is not None and self.bucket_num > 1
+
+    def _length(self, shard: Shard) -> int:
+        count = length_of(self.datapipe, shard)
+        return count // self.batch_size if self.drop_last else -(-count // self.batch_size)

@@ -1,4 +1,4 @@
-"""A shuffle through a buffer, with a state of two counts and one anchor: `.shuffle`."""
+"""A shuffle through a buffer, with a state of two counts and one anchor: `.shuffle`; one inside batches."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy.typing as npt
 
 from pipes.arguments import whole
 from pipes.context import Context
-from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
+from pipes.datapipe import DataChunk, IterDataPipe, Shard, functional_datapipe, length_of
 from pipes.errors import StateError
 from pipes.run import Run
-from pipes.seeds import Draws
+from pipes.seeds import Draws, KeyedGenerator
 from pipes.stages.batching import UnBatcher
 from pipes.stages.wrapping import as_pipe
 from pipes.state import Anchors, Capture, Position, Ticks, damaged
 
-__all__ = ["Reshuffled", "Shuffler"]
+__all__ = ["InBatchShuffler", "Reshuffled", "Shuffler"]
 
 T = TypeVar("T")
 
@@ -203,6 +203,69 @@ class Shuffler(Reshuffled, IterDataPipe[T]):
 
     def _make_run(self, context: Context, stage: str) -> Run:
         return _ShufflerRun(self, context, stage) if self._enabled else _InOrderRun(self, context, stage)
+
+    def _length(self, shard: Shard) -> int:
+        return length_of(self.datapipe, shard)
+
+
+class _InBatchRun(Run):
+    """The order inside a batch follows from the batch's number."""
+
+    stateful = True
+    count_fields = ("taken",)
+
+    def restore(self, position: Position) -> None:
+        self.ticks = Ticks(0 if position is None else position["taken"])
+        self.generators = KeyedGenerator(self.context.key(self.stage, self.pipe))
+
+    def elements(self) -> Iterator[Any]:
+        for batch, number in zip(self.inputs[0], self.ticks, strict=False):
+            yield self._mixed(batch, number)
+
+    def _mixed(self, batch: Any, number: int) -> DataChunk[Any]:
+        try:
+            elements = list(batch)
+        except BaseException as error:
+            self.note(error, batch)
+            raise
+        draws = self.generators.at(number).bit_generator.random_raw(len(elements))
+        return DataChunk([elements[place] for place in np.argsort(draws, kind="stable")])
+
+    def capture(self) -> Capture:
+        return self.ticks.count
+
+    def describe(self, captured: Capture) -> Position:
+        return {"taken": captured}
+
+    def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
+        start = self.ticks.count
+        batches = self.inputs[0].replay(count, wanted)
+        self.ticks = Ticks(start + count)
+        return [self._mixed(batch, start + offset) for batch, offset in zip(batches, wanted, strict=True)]
+
+
+@functional_datapipe("in_batch_shuffle")
+class InBatchShuffler(Reshuffled, IterDataPipe[DataChunk[T]]):
+    """Shuffle the elements inside each batch, and leave the batches in their order.
+
+    The order is a function of (seed, epoch, stage, stream, number of the batch) alone.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> batches = list(IterableWrapper(range(6)).batch(3).in_batch_shuffle())
+    >>> [sorted(batch) for batch in batches]
+    [[0, 1, 2], [3, 4, 5]]
+    """
+
+    _levels = 2
+
+    def __init__(self, datapipe: IterDataPipe[Any]) -> None:
+        self.datapipe = as_pipe(datapipe)
+
+    def _make_run(self, context: Context, stage: str) -> Run:
+        return _InBatchRun(self, context, stage) if self._enabled else _InOrderRun(self, context, stage)
+
+    def _places(self) -> tuple[str, ...]:
+        return ()
 
     def _length(self, shard: Shard) -> int:
         return length_of(self.datapipe, shard)

@@ -165,3 +165,72 @@ def test_the_report_tells_what_it_holds() -> None:
 def test_it_has_no_length() -> None:
     with pytest.raises(TypeError, match="MaxTokenBucketizer"):
         len(words(LENGTHS).max_token_bucketize(9))
+
+
+def by_digit(bucket: list[int]) -> list[int]:
+    return sorted(bucket, key=lambda number: number % 10)
+
+
+def test_contract_of_bucketbatch() -> None:
+    check_stage(
+        lambda: IterableWrapper([5, 1, 4, 2, 3, 9, 0]).bucketbatch(2, batch_num=2, sort_key=sorted),
+        [[1, 2], [4, 5], [0, 3], [9]],
+    )
+    check_stage(lambda: IterableWrapper(range(23)).bucketbatch(2, True, 2, 2, by_digit), epochs=1)
+    check_stage(lambda: IterableWrapper(range(13)).bucketbatch(2, batch_num=3, bucket_num=1), streams=(2,), epochs=1)
+    check_everywhere(lambda source: source.bucketbatch(2, batch_num=2, bucket_num=2, sort_key=sorted))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 70), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.booleans(), st.integers(0, 9))
+def test_buckets_hold_each_element_once_and_batches_are_of_one_bucket(
+    count: int, size: int, batch_num: int, bucket_num: int, drop_last: bool, seed: int
+) -> None:
+    buckets: list[list[int]] = []
+
+    def sort(bucket: list[int]) -> list[int]:
+        buckets.append(sorted(bucket))
+        return sorted(bucket)
+
+    pipe = IterableWrapper(range(count)).bucketbatch(size, drop_last, batch_num, bucket_num, sort).set_seed(seed)
+    batches = list(pipe)
+    assert len(pipe) == len(batches)
+    assert sorted(chain.from_iterable(buckets)) == list(range(count))
+    cut = [bucket[at : at + size] for bucket in buckets for at in range(0, len(bucket), size)]
+    assert sorted(batches) == sorted(batch for batch in cut if len(batch) == size or not drop_last)
+    pool = size * batch_num * bucket_num
+    for at, bucket in enumerate(buckets):
+        first = at // bucket_num * pool
+        assert set(bucket) <= set(range(first, first + pool))
+    if bucket_num == 1:
+        assert batches == sorted(batches)
+
+
+def test_the_order_of_bucketbatch_is_random_and_can_be_switched_off() -> None:
+    pipe = IterableWrapper(range(400)).bucketbatch(2, batch_num=10, bucket_num=5, sort_key=sorted)
+    first, second = list(pipe), list(pipe)
+    assert first != second
+    assert sorted(chain.from_iterable(first)) == list(range(400))
+    # In torchdata the batch with the least elements of a pool was always among its first five.
+    places = {min(range(50), key=lambda at, batches=list(pipe): batches[at]) for _ in range(12)}
+    assert max(places) > 9
+    assert list(pipe.set_shuffle(False)) == [[n, n + 1] for n in range(0, 400, 2)]
+    plain = IterableWrapper(range(8)).bucketbatch(2, batch_num=2).set_seed(3)
+    assert sorted(chain.from_iterable(list(plain)[:2])) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["batch_size", "batch_num", "bucket_num"])
+def test_sizes_of_bucketbatch_are_refused_below_one(name: str) -> None:
+    with pytest.raises(AssertionError, match=f"{name} must be at least 1, not 0"):
+        IterableWrapper([1]).bucketbatch(**{"batch_size": 1, name: 0})
+
+
+def test_a_sort_that_loses_elements_is_refused() -> None:
+    with pytest.raises(ValueError, match="gave 2 for 3") as caught:
+        list(IterableWrapper([3, 3, 4]).bucketbatch(1, sort_key=lambda bucket: list(set(bucket))))
+    assert any("1:BucketBatcher" in note for note in notes_of(caught.value))
+
+
+def test_the_report_tells_what_a_bucketbatch_holds() -> None:
+    [_, stage] = describe_graph(IterableWrapper(range(9)).bucketbatch(2, False, 3, 4), streams=2).stages
+    assert (stage.buffer, stage.rereads, stage.state) == (24, 24, "anchor")

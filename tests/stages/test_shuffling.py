@@ -234,3 +234,24 @@ def test_data_that_became_shorter_is_refused() -> None:
         next(iterator)
     with pytest.raises(StateError, match=r"(fewer elements|has 50 elements)"):
         list(start(numbers(50).shuffle(10), saved(run)))
+
+
+def test_a_shuffle_inside_batches() -> None:
+    check_stage(lambda: numbers(11).batch(4).in_batch_shuffle())
+    check_everywhere(lambda source: source.batch(3).in_batch_shuffle())
+    pipe = numbers(100).batch(50).in_batch_shuffle().set_seed(2)
+    first, second = pipe
+    assert sorted(first) == list(range(50)) != first
+    assert [n - 50 for n in second] != first
+    assert list(pipe) != [first, second]
+    assert list(pipe.set_seed(2)) == [first, second]
+    assert list(pipe.set_shuffle(False)) == [list(range(50)), list(range(50, 100))]
+    assert len(pipe) == 2
+    made: list[int] = []
+    run = Context(numbers(9).map(lambda n: made.append(n) or n).batch(3).in_batch_shuffle(), seed=1).start()
+    whole = list(Context(numbers(9).map(abs).batch(3).in_batch_shuffle(), seed=1).start())
+    assert run.replay(2, [1]) == whole[1:2]
+    assert made[-3:] == [3, 4, 5]
+    assert list(run) == whole[2:]
+    with pytest.raises(TypeError, match="not iterable"):
+        list(numbers(2).in_batch_shuffle())
