@@ -29,17 +29,19 @@ if TYPE_CHECKING:
     from pipes.sources.s3 import S3FileLister, S3FileLoader, S3FileSaver
     from pipes.sources.s3_options import S3Options
     from pipes.sources.saving import Saver
+    from pipes.stages.batch_mapping import BatchMapper
     from pipes.stages.batching import Batcher, UnBatcher
     from pipes.stages.bucketing import BucketBatcher, MaxTokenBucketizer
     from pipes.stages.collating import Collator
     from pipes.stages.filtering import Filter
-    from pipes.stages.flattening import FlatMapper, Repeater
+    from pipes.stages.flattening import FlatMapper, Repeater, ShardExpander
     from pipes.stages.gathering import IterToMapConverter
     from pipes.stages.joining import Concater, Multiplexer, MultiplexerLongest, ZipperLongest
     from pipes.stages.keyed import MapBatcher, MapConcater, MapMapper, MapShuffler, MapZipper
     from pipes.stages.looking_up import MapKeyZipper
     from pipes.stages.mapping import Mapper
     from pipes.stages.moving import DeviceMover, PinMemory
+    from pipes.stages.paragraphs import ParagraphAggregator
     from pipes.stages.restructuring import Dropper, Flattener, Rows2Columnar, Slicer
     from pipes.stages.selecting import Cycler, Enumerator, Header, IndexAdder, LengthSetter, Skipper
     from pipes.stages.sharding import ShardingFilter
@@ -214,6 +216,11 @@ class ChainedIter(Generic[T_co]):
         self,
     ) -> InBatchShuffler[T_co]:
         """Shuffle the elements inside each batch, and leave the batches in their order."""
+        raise NotImplementedError
+
+    def lines_to_paragraphs(self, joiner: Callable[[list[Any]], Any] = ...) -> ParagraphAggregator:
+        """Give `(path, joiner(lines))` for the lines `(path, line)` of one file up to an empty one, or to the next
+        file."""
         raise NotImplementedError
 
     def list_files(
@@ -392,6 +399,18 @@ class ChainedIter(Generic[T_co]):
 
     def map(self, *args: Any, **kwargs: Any) -> Any:
         """Give `fn(x)` for each element x, or `fn` of some columns of x, put where `output_col` says."""
+        raise NotImplementedError
+
+    def map_batches(
+        self,
+        fn: Callable[[list[Any]], Iterable[R]],
+        batch_size: int,
+        input_col: Any = None,
+        *,
+        on_error: OnError = "raise",
+        max_errors: MaxErrors = 0.1,
+    ) -> BatchMapper[R]:
+        """Give every item of `fn([x, y, ...])` for each `batch_size` elements, the last of which may be fewer."""
         raise NotImplementedError
 
     def max_token_bucketize(
@@ -622,6 +641,10 @@ class ChainedIter(Generic[T_co]):
 
     def set_length(self, length: int) -> LengthSetter[T_co]:
         """Pass on all elements, and let `len` tell `length`, also where that is not so."""
+        raise NotImplementedError
+
+    def shard_expand(self, *, on_error: OnError = "raise", max_errors: MaxErrors = 0.1) -> ShardExpander:
+        """Give all the names that a name with ranges in braces stands for, the leftmost range varying slowest."""
         raise NotImplementedError
 
     def sharding_filter(self, sharding_group_filter: int | None = None) -> ShardingFilter[T_co]:

@@ -18,8 +18,6 @@ from pipes.config_stages import Parameter, find_stage, parameters_of
 from pipes.datapipe import IterDataPipe, MapDataPipe, chained_name
 from pipes.errors import ConfigError, brief
 from pipes.node import Node, inputs_of
-from pipes.stages.bucketing import BucketBatcher
-from pipes.stages.shuffling import Shuffler
 from pipes.stages.wrapping import IterableWrapper
 
 __all__ = ["dump_graph"]
@@ -68,13 +66,6 @@ _Dumper.add_representer(
 )
 
 
-def _makes_its_input(pipe: Node) -> bool:
-    """Return whether a stage put another one in front of itself, which its parameters stand for."""
-    if isinstance(pipe, BucketBatcher):
-        return pipe.shuffles_before
-    return isinstance(pipe, Shuffler) and pipe.unbatch_level != 0
-
-
 def dump_graph(pipe: IterDataPipe[Any], *, functions: Mapping[str, Callable[..., Any]] | None = None) -> str:
     """Return the YAML of a graph; functions are written by their name in `functions`, else as `module:name`.
 
@@ -117,8 +108,7 @@ class _Writer:
             items = [self._item(pipe, takes, main), *items]
             if main is None:
                 return items
-            # A shuffle that opens batches made the stage above it by itself.
-            pipe = inputs_of(main)[0] if _makes_its_input(pipe) else main
+            pipe = inputs_of(main)[0] if pipe._made_above else main
 
     def branch(self, pipe: Node) -> str:
         """Return the reference to a list of its own that ends in `pipe`."""

@@ -17,16 +17,18 @@ from pipes.sources.http_files import HttpReader
 from pipes.sources.iopath_files import IoPathFileLister, IoPathFileOpener, IoPathSaver
 from pipes.sources.s3 import S3FileLister, S3FileLoader, S3FileSaver
 from pipes.sources.saving import Saver
+from pipes.stages.batch_mapping import BatchMapper
 from pipes.stages.batching import Batcher, UnBatcher
 from pipes.stages.bucketing import BucketBatcher, MaxTokenBucketizer
 from pipes.stages.collating import Collator
 from pipes.stages.filtering import Filter
-from pipes.stages.flattening import FlatMapper, Repeater
+from pipes.stages.flattening import FlatMapper, Repeater, ShardExpander
 from pipes.stages.grouping import Grouper
 from pipes.stages.joining import Concater, Multiplexer, MultiplexerLongest, Zipper, ZipperLongest
 from pipes.stages.looking_up import MapKeyZipper
 from pipes.stages.mapping import Mapper
 from pipes.stages.moving import DeviceMover, PinMemory
+from pipes.stages.paragraphs import ParagraphAggregator
 from pipes.stages.restructuring import Dropper, Flattener, Rows2Columnar, Slicer
 from pipes.stages.selecting import Cycler, Enumerator, Header, IndexAdder, LengthSetter, Skipper
 from pipes.stages.sharding import ShardingFilter
@@ -38,6 +40,7 @@ from pipes.stages.wrapping import IterableWrapper, MapToIterConverter
 
 __all__ = [
     "ArrowToTensors",
+    "BatchMapper",
     "Batcher",
     "BucketBatcher",
     "Bz2FileLoader",
@@ -84,6 +87,7 @@ __all__ = [
     "Multiplexer",
     "MultiplexerLongest",
     "NpyLoader",
+    "ParagraphAggregator",
     "ParquetDataFrameLoader",
     "ParquetLoader",
     "ParquetRowGroupLister",
@@ -96,6 +100,7 @@ __all__ = [
     "S3FileLoader",
     "S3FileSaver",
     "Saver",
+    "ShardExpander",
     "ShardingFilter",
     "Shuffler",
     "Skipper",

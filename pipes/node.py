@@ -48,6 +48,8 @@ class Node:
     _opens: ClassVar[bool] = False
     # Whether what it gives depends on an element's number among all of its input.
     _numbers: ClassVar[bool] = False
+    # Whether its constructor made the stage above it, of which its own parameters tell all.
+    _made_above: bool = False
     # How many levels of Python's recursion limit one stage takes while it runs.
     _levels: ClassVar[int] = 1
 

@@ -152,8 +152,8 @@ class Anchors:
 
     `entries` is a tuple of `(inputs taken, captures, extra counts)`, oldest first, and immutable, so a snapshot
     takes it by reference.
-    The first entry (the start of the epoch, or where the run was restored) is always kept, so there is an
-    anchor for an element of any age.
+    The first entry (the start of the epoch, or where the run was restored, unless a stage has it forgotten) is always
+    kept, so there is an anchor for an element of any age.
     """
 
     __slots__ = ("_keep", "entries", "upstream")
@@ -170,6 +170,11 @@ class Anchors:
         if len(kept) > self._keep:
             kept = (kept[0], *kept[2:])
         self.entries = (*kept, entry)
+
+    def forget(self, oldest: int) -> None:
+        """Drop the entries before the newest one that is not after input number `oldest`: none will go back further."""
+        newest = max(place for place, entry in enumerate(self.entries) if entry[0] <= oldest)
+        self.entries = self.entries[newest:]
 
     def describe(self, entries: tuple[AnchorEntry, ...], oldest: int) -> dict[str, Position]:
         """Return the newest anchor that is not after input number `oldest`, as JSON data."""

@@ -129,6 +129,9 @@ CASES: dict[str, Case] = {
         FileLister(at.folder, "*.parquet").load_parquet("batches").arrow_to_tensors(["b"])
         .map(lambda tensors: [tensors["b"].tolist(), PAYLOAD])
     ),
+    "iter.BatchMapper": lambda at: (
+        texts(20).shuffle(4).map_batches(lambda batch: [text + str(len(batch)) for text in batch[1:]], 3)
+    ),
     "iter.Batcher": lambda at: texts(11).shuffle(4).batch(3),
     "iter.BucketBatcher": lambda at: texts(11).bucketbatch(2, False, 2, 2, sorted),
     "iter.BucketBatcher of a shuffle": lambda at: texts(11).bucketbatch(2, True, 2, use_in_batch_shuffle=False),
@@ -214,6 +217,10 @@ CASES: dict[str, Case] = {
     "iter.NpyLoader": lambda at: at.files("*.npy").load_npy().map(lambda array: array.tolist()),
     "iter.NpyLoader of archives": lambda at: at.files("*.npz").load_npy().map(lambda sample: sample["a"].tolist()),
     "iter.NpyLoader of rows": lambda at: at.files("*.npy").load_npy(rows=True, mmap=True).map(str),
+    "iter.ParagraphAggregator": lambda at: (
+        texts(50).map(lambda text: ("ab"[int(text[-1]) > 6], text if int(text[-1]) % 3 else ""))
+        .shuffle(3).lines_to_paragraphs()
+    ),
     "iter.ParquetDataFrameLoader": lambda at: (
         FileLister(at.folder, "*.parquet").load_parquet_as_df().map(lambda table: table.to_pydict())
     ),
@@ -244,6 +251,7 @@ CASES: dict[str, Case] = {
         .save_to_s3(filepath_fn=lambda name: f"s3://cases/saved/{name}", endpoint_url=at.s3)
     ),
     "iter.Saver": lambda at: texts().map(lambda text: (f"{at.folder}/saved/{text}", text)).shuffle(3).save_to_disk(),
+    "iter.ShardExpander": lambda at: texts().map(lambda text: text + "-{08..11}").shuffle(3).shard_expand(),
     "iter.ShardingFilter": lambda at: texts().shuffle(4).sharding_filter().shuffle(2),
     "iter.Shuffler": lambda at: texts(20).shuffle(4),
     "iter.Shuffler twice": lambda at: texts(20).shuffle(6).shuffle(3),

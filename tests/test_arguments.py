@@ -23,6 +23,7 @@ from pipes.sources.s3_options import S3Options
 
 # What a stage needs beside its input.
 NEEDED: dict[str, dict[str, Any]] = {
+    "BatchMapper": {"fn": list, "batch_size": 2},
     "Batcher": {"batch_size": 2},
     "BucketBatcher": {"batch_size": 2},
     "Demultiplexer": {"num_instances": 2, "classifier_fn": abs},

@@ -1,6 +1,7 @@
 """Transforms: elements in, elements out, no outside I/O; one family a file."""
 
 MODULES = (
+    "batch_mapping",
     "batching",
     "bucketing",
     "collating",
@@ -14,6 +15,7 @@ MODULES = (
     "looking_up",
     "mapping",
     "moving",
+    "paragraphs",
     "restructuring",
     "selecting",
     "sharding",

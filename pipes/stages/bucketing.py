@@ -259,6 +259,7 @@ class BucketBatcher(Reshuffled, IterDataPipe[DataChunk[T]]):
         self.sort_key = sort_key
         self.use_in_batch_shuffle = use_in_batch_shuffle
         source = as_pipe(datapipe)
+        self._made_above = self.shuffles_before
         self.datapipe: Any = Shuffler(source, self.buffer_size) if self.shuffles_before else source
 
     def set_shuffle(self, shuffle: bool = True) -> Self:

@@ -1,22 +1,24 @@
-"""One element in, any number out: `.flatmap`, `.repeat`, and what every such stage shares."""
+"""One element in, any number out: `.flatmap`, `.repeat`, `.shard_expand`, and what every such stage shares."""
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice, repeat
+from itertools import chain, islice, product, repeat
 from operator import itemgetter
 from typing import Any, ClassVar, TypeVar
 
 from pipes.arguments import whole
 from pipes.datapipe import IterDataPipe, Shard, functional_datapipe, length_of
 from pipes.error_policy import BUDGET, MaxErrors, OnError, check_policy
+from pipes.errors import brief
 from pipes.run import Run
 from pipes.stages.columns import check_columns, pick_columns
 from pipes.stages.wrapping import as_pipe
 from pipes.state import Anchors, Capture, Position, Ticks, damaged
 
-__all__ = ["ExpandingRun", "FlatMapper", "Repeater"]
+__all__ = ["ExpandingRun", "FlatMapper", "Repeater", "ShardExpander"]
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -189,3 +191,57 @@ class Repeater(IterDataPipe[T]):
 
     def _length(self, shard: Shard) -> int:
         return self.times * length_of(self.source_datapipe, shard)
+
+
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}", re.ASCII)
+
+
+def _names_of(spec: Any) -> Iterator[str]:
+    if not isinstance(spec, str):
+        raise TypeError(f"shard_expand takes names, not a {type(spec).__name__}")
+    # Texts, and between each two of them the bounds of a range.
+    texts, lows, highs = (_RANGE.split(spec)[first::3] for first in range(3))
+    ranges = [_numbers(spec, low, high) for low, high in zip(lows, highs, strict=True)]
+    for numbers in product(*ranges):
+        yield "".join(chain.from_iterable(zip(texts, (*numbers, ""), strict=True)))
+
+
+def _numbers(spec: str, low: str, high: str) -> list[str]:
+    """Return the numbers from `low` to `high` in digits, as many as `low` has."""
+    if len(low) > len(high):
+        raise ValueError(f"{brief(spec)}: the low bound {low} must be shorter than the high bound {high}, or as long")
+    if low != "0" and low[0] == "0" and len(low) < len(high):
+        raise ValueError(f"{brief(spec)}: the low bound {low} must not start with 0, or be as long as {high}")
+    if int(low) >= int(high):
+        raise ValueError(f"{brief(spec)}: {low} to {high} is a bad range, which ends where it begins or before")
+    return [f"{number:0{len(low)}d}" for number in range(int(low), int(high) + 1)]
+
+
+class _ShardExpanderRun(ExpandingRun):
+    def expand(self, element: Any) -> Iterator[Any]:
+        return _names_of(element)
+
+
+@functional_datapipe("shard_expand")
+class ShardExpander(IterDataPipe[str]):
+    """Give all the names that a name with ranges in braces stands for, the leftmost range varying slowest.
+
+    Numbers have as many digits, at least, as the low bound. What else stands in braces stays as it is.
+    With `on_error="skip"`, names with bad ranges are left out, up to `max_errors`. Raises, while iterating, ValueError
+    for a low bound that is not below the high one, has more digits, or begins with 0 and has fewer; TypeError for what
+    is no str. The form of the ranges is that of WebDataset's shard specifications.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> list(IterableWrapper(["ds-{08..10}.tar", "{a,b}-{0..1}"]).shard_expand())
+    ['ds-08.tar', 'ds-09.tar', 'ds-10.tar', '{a,b}-0', '{a,b}-1']
+    """
+
+    run_class = _ShardExpanderRun
+
+    def __init__(
+        self, source_datapipe: IterDataPipe[str], *, on_error: OnError = "raise", max_errors: MaxErrors = BUDGET
+    ) -> None:
+        check_policy(on_error, max_errors)
+        self.source_datapipe = as_pipe(source_datapipe)
+        self.on_error = on_error
+        self.max_errors = max_errors

@@ -200,6 +200,7 @@ class Shuffler(Reshuffled, IterDataPipe[T]):
         self.datapipe = source if unbatch_level == 0 else UnBatcher(source, unbatch_level)
         self.buffer_size = buffer_size
         self.unbatch_level = unbatch_level
+        self._made_above = unbatch_level != 0
 
     def _make_run(self, context: Context, stage: str) -> Run:
         return _ShufflerRun(self, context, stage) if self._enabled else _InOrderRun(self, context, stage)

@@ -108,3 +108,37 @@ def test_repeat_length_and_times() -> None:
     for times in (1, 0, -2):
         with pytest.raises(ValueError, match=f"times must be 2 or more, not {times}"):
             IterableWrapper(range(4)).repeat(times)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ds-{098..101}.tar", ["ds-098.tar", "ds-099.tar", "ds-100.tar", "ds-101.tar"]),
+        ("{0..2}{0..1}x", ["00x", "01x", "10x", "11x", "20x", "21x"]),
+        ("{8..11}", ["8", "9", "10", "11"]),
+        ("{1..03}", ["1", "2", "3"]),
+        ("{{0..1}}", ["{0}", "{1}"]),
+        *((name, [name]) for name in ("none", "", "a{}b", "{a..b}", "{1,2}", "{-1..2}", "{0...2}", "{1..2")),
+    ],
+)
+def test_names_of_shards(name: str, expected: list[str]) -> None:
+    assert list(IterableWrapper([name]).shard_expand()) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("{00..1}", "must be shorter"),
+        ("{10..9}", "must be shorter"),
+        ("{01..100}", "must not start with 0"),
+        ("{3..3}", "bad range"),
+        ("{0..1}{5..2}", "bad range"),
+    ],
+)
+def test_bad_names_of_shards(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        list(IterableWrapper([name]).shard_expand())
+    good = IterableWrapper(["a", name, "b{0..1}"]).shard_expand(on_error="skip")
+    assert list(good) == ["a", "b0", "b1"]
+    with pytest.raises(TypeError, match="takes names, not a int"):
+        list(IterableWrapper([5]).shard_expand())  # type: ignore[list-item]
