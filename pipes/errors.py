@@ -18,6 +18,8 @@
     │   ├── StorePermissionError(PermissionError)
     │   ├── StoreTimeoutError(TimeoutError)
     │   └── StoreConnectionError(ConnectionError)
+    ├── RankError(RuntimeError)           another rank of the training failed, is gone, or is in another epoch
+    │   └── RankTimeoutError(TimeoutError)  another rank did not come within `timeout=`
     └── WorkerError(RuntimeError)         something happened in a worker process
         ├── WorkerDiedError               the process ended by itself; names signal, exit code, stage, last element
         ├── WorkerTimeoutError(TimeoutError)  no batch within `timeout=`; carries the worker's Python stack
@@ -45,6 +47,8 @@ __all__ = [
     "GraphError",
     "HashError",
     "PipesError",
+    "RankError",
+    "RankTimeoutError",
     "RemoteError",
     "RemoteTraceback",
     "StaleIteratorError",
@@ -186,6 +190,18 @@ class StoreTimeoutError(StoreError, TimeoutError):
 
 class StoreConnectionError(StoreError, ConnectionError):
     """The store could not be reached or kept failing."""
+
+
+class RankError(PipesError, RuntimeError):
+    """Another rank of the training failed, is gone, or is in another epoch; `rank` is its number, -1 if unknown."""
+
+    def __init__(self, message: str, *, rank: int = -1) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class RankTimeoutError(RankError, TimeoutError):
+    """Another rank did not come to the same output within `timeout=`."""
 
 
 class WorkerError(PipesError, RuntimeError):

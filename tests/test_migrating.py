@@ -118,8 +118,6 @@ MISSING_ITER = [
 MISSING_MAP = ["in_memory_cache"]
 MISSING_LOADER = [
     "CheckpointableReadingServiceInterface",
-    "DistributedReadingService",
-    "SequentialReadingService",
 ]
 
 

@@ -22,11 +22,16 @@ if TYPE_CHECKING:
         ReadingServiceInterface,
         WorkerInfo,
     )
-    from pipes.loader2.services import PrototypeMultiProcessingReadingService
+    from pipes.loader2.services import (
+        DistributedReadingService,
+        PrototypeMultiProcessingReadingService,
+        SequentialReadingService,
+    )
 
 __all__ = [
     "DataLoader2",
     "DataLoader2Iterator",
+    "DistributedReadingService",
     "GatheredState",
     "InProcessReadingService",
     "LightningLoader",
@@ -34,6 +39,7 @@ __all__ = [
     "PrototypeMultiProcessingReadingService",
     "ReadingServiceInterface",
     "SeedGenerator",
+    "SequentialReadingService",
     "ShuffleSpec",
     "WorkerInfo",
     "stop_forkserver",
@@ -42,6 +48,7 @@ __all__ = [
 _HOME = {
     "DataLoader2": "loader",
     "DataLoader2Iterator": "iterator",
+    "DistributedReadingService": "services",
     "GatheredState": "ranks",
     "InProcessReadingService": "reading_service",
     "LightningLoader": "lightning",
@@ -49,6 +56,7 @@ _HOME = {
     "PrototypeMultiProcessingReadingService": "services",
     "ReadingServiceInterface": "reading_service",
     "SeedGenerator": "random",
+    "SequentialReadingService": "services",
     "ShuffleSpec": "adapter",
     "WorkerInfo": "reading_service",
     "stop_forkserver": "process",

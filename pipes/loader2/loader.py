@@ -18,12 +18,12 @@ from pipes.errors import StateError
 from pipes.graph import clone
 from pipes.loader2.checkpoint import Checkpoint, check_place, check_tables, read_state
 from pipes.loader2.dealing import Dealer, check_read_once, cut
-from pipes.loader2.feeder import Feeder, take_off
-from pipes.loader2.in_process import ServiceEngine
+from pipes.loader2.feeder import take_off
 from pipes.loader2.iterator import DataLoader2Iterator, Runner
 from pipes.loader2.ownership import busy
 from pipes.loader2.ranks import shared_seed
-from pipes.loader2.reading_service import InProcessReadingService, MultiProcessingReadingService
+from pipes.loader2.reading_service import InProcessReadingService
+from pipes.loader2.services import start_runner
 from pipes.loader2.sharding import length_over_streams, warnings_of_sharding
 from pipes.loader2.streams import Plan, StreamState
 from pipes.node import walk
@@ -207,15 +207,7 @@ class DataLoader2(Generic[T]):
             check_read_once(self._graph)
             for sentence in () if self._replicate else warnings_of_sharding(self._graph, self.num_streams):
                 warnings.warn(sentence, stacklevel=4)
-        service = self.reading_service
-        runner: Runner
-        if isinstance(service, InProcessReadingService | MultiProcessingReadingService):
-            on = None if self._feeding is None else self._feeding.device
-            runner = service.start(self._graph, self.num_streams // self._world, on)
-        else:
-            runner = ServiceEngine(service, self._graph)
-        if self._feeding is not None:
-            runner = Feeder(runner, self._feeding)
+        runner = start_runner(self.reading_service, self._graph, self.num_streams // self._world, self._feeding)
         if self._runner is not None:
             self._finalizer.detach()
         self._runner = runner
@@ -306,9 +298,15 @@ class DataLoader2(Generic[T]):
     def __len__(self) -> int:
         if self._runner is None:
             self._join_group()
-        own = range(self._rank, self.num_streams, self._world)
+        together = getattr(self.reading_service, "ends_together", False)
+        lengths = []
         try:
-            return length_over_streams(self._graph, own, self.num_streams, self._world, not self._replicate)
+            for rank in range(self._world) if together else [self._rank]:
+                own = range(rank, self.num_streams, self._world)
+                lengths.append(
+                    length_over_streams(self._graph, own, self.num_streams, self._world, not self._replicate)
+                )
+            return min(lengths)
         except RecursionError:
             raise no_length(self, "its graph is too deep") from None
 

@@ -15,6 +15,7 @@ from pipes.errors import GraphError, UnpicklableStageError
 from pipes.loader2.dealing import DealtSource
 from pipes.loader2.engine import Engine
 from pipes.loader2.in_process import InProcessEngine
+from pipes.loader2.iterator import Runner
 from pipes.loader2.process import Method, start_forkserver
 from pipes.loader2.settings import Settings
 from pipes.loader2.sharing import without_long_lists
@@ -23,6 +24,7 @@ from pipes.loader2.worker import WorkerInfo
 from pipes.run import stage_names, walk
 
 __all__ = [
+    "BuiltIn",
     "InProcessReadingService",
     "MultiProcessingReadingService",
     "ReadingServiceInterface",
@@ -58,7 +60,34 @@ class ReadingServiceInterface(ABC):
         """Called at shutdown."""
 
 
-class InProcessReadingService:
+class BuiltIn(ABC):
+    """Base of our own services, which a loader asks for what runs the graph."""
+
+    num_workers = 0
+    #: Whether an epoch ends on all ranks at once, so that it is as long as that of the shortest.
+    ends_together = False
+
+    @property
+    def changes_graph(self) -> bool:
+        """Whether the graph that runs may be another than the loader's."""
+        return False
+
+    def check(self, graph: IterDataPipe[Any]) -> None:  # noqa: B027
+        """Raise when the graph cannot run there; without workers nothing has to travel."""
+
+    def prepare(self) -> None:  # noqa: B027
+        """Called when a loader is made."""
+
+    @abstractmethod
+    def start(self, graph: IterDataPipe[Any], streams: int, device: Device | None = None) -> Runner:
+        """Return what runs the graph, of which this rank has `streams` streams."""
+
+    def around(self, runner: Runner) -> Runner:
+        """Return what stands above `runner`, that of `start` or the feeder of a device above it."""
+        return runner
+
+
+class InProcessReadingService(BuiltIn):
     """Run the graph in the calling process.
 
     `init_fn(datapipe, worker_info)` may adapt the graph once, `reset_fn(datapipe, worker_info, seed_generator)` before
@@ -70,8 +99,6 @@ class InProcessReadingService:
     >>> list(DataLoader2(IterableWrapper(range(4)).batch(2), reading_service=InProcessReadingService()))
     [[0, 1], [2, 3]]
     """
-
-    num_workers = 0
 
     def __init__(
         self,
@@ -94,15 +121,12 @@ class InProcessReadingService:
         """Whether the graph that runs may be another than the loader's."""
         return self.init_fn is not None or self.reset_fn is not None
 
-    def check(self, graph: IterDataPipe[Any]) -> None:
-        """Nothing has to travel."""
-
     def start(self, graph: IterDataPipe[Any], streams: int, device: Device | None = None) -> InProcessEngine:
         """Return the engine that runs the graph."""
         return InProcessEngine(graph, self.init_fn, self.reset_fn)
 
 
-class MultiProcessingReadingService:
+class MultiProcessingReadingService(BuiltIn):
     """Run the graph in `num_workers` worker processes; 0 runs it in the calling process.
 
     Arguments beyond torchdata's:
