@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pipes.stages.flattening import FlatMapper, Repeater, ShardExpander
     from pipes.stages.gathering import IterToMapConverter
     from pipes.stages.joining import Concater, Multiplexer, MultiplexerLongest, ZipperLongest
-    from pipes.stages.keyed import MapBatcher, MapConcater, MapMapper, MapShuffler, MapZipper
+    from pipes.stages.keyed import MapBatcher, MapConcater, MapInMemoryCacheHolder, MapMapper, MapShuffler, MapZipper
     from pipes.stages.looking_up import MapKeyZipper
     from pipes.stages.mapping import Mapper
     from pipes.stages.moving import DeviceMover, PinMemory
@@ -520,6 +520,13 @@ class ChainedIter(Generic[T_co]):
         """Give each batch in page-locked memory, from which the user's own copies to an accelerator are fast."""
         raise NotImplementedError
 
+    def random_split(
+        self, weights: Mapping[Any, float], seed: int, total_length: int | None = None, target: Any = None
+    ) -> Any:
+        """Return a list of pipes, one for each of `weights` in order, with that share of the elements; or only
+        `target`'s."""
+        raise NotImplementedError
+
     def read_from_http(
         self,
         timeout: Any = None,
@@ -804,6 +811,12 @@ class ChainedMap(Generic[T_co]):
 
     def concat(self, *datapipes: MapDataPipe[Any]) -> MapConcater:
         """Give the elements of several map pipes under consecutive indices, from 0."""
+        raise NotImplementedError
+
+    def in_memory_cache(
+        self,
+    ) -> MapInMemoryCacheHolder[T_co]:
+        """Keep each element in memory when it is first read, and give that one whenever its key is read again."""
         raise NotImplementedError
 
     def map(self, fn: Callable[[T_co], R] = ...) -> MapMapper[R]:

@@ -237,7 +237,7 @@ class _Writer:
 
 
 def _name_of(pipe: Node) -> str | None:
-    if (name := chained_name(type(pipe))) is not None:
+    if (name := chained_name(type(pipe)) or getattr(type(pipe), "chained_as", None)) is not None:
         return name
     if isinstance(pipe, MapDataPipe):
         return type(pipe).__name__ if find_stage(type(pipe).__name__, "map") else None

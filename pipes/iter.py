@@ -29,6 +29,7 @@ from pipes.stages.looking_up import MapKeyZipper
 from pipes.stages.mapping import Mapper
 from pipes.stages.moving import DeviceMover, PinMemory
 from pipes.stages.paragraphs import ParagraphAggregator
+from pipes.stages.random_splitting import RandomSplitter
 from pipes.stages.restructuring import Dropper, Flattener, Rows2Columnar, Slicer
 from pipes.stages.selecting import Cycler, Enumerator, Header, IndexAdder, LengthSetter, Skipper
 from pipes.stages.sharding import ShardingFilter
@@ -92,6 +93,7 @@ __all__ = [
     "ParquetLoader",
     "ParquetRowGroupLister",
     "PinMemory",
+    "RandomSplitter",
     "Repeater",
     "RoundRobinDemultiplexer",
     "RowRebatcher",

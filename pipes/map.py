@@ -4,6 +4,7 @@ from pipes.datapipe import DataChunk, MapDataPipe, functional_datapipe
 from pipes.stages.gathering import IterToMapConverter
 from pipes.stages.keyed import MapBatcher as Batcher
 from pipes.stages.keyed import MapConcater as Concater
+from pipes.stages.keyed import MapInMemoryCacheHolder as InMemoryCacheHolder
 from pipes.stages.keyed import MapMapper as Mapper
 from pipes.stages.keyed import MapShuffler as Shuffler
 from pipes.stages.keyed import MapZipper as Zipper
@@ -14,6 +15,7 @@ __all__ = [
     "Batcher",
     "Concater",
     "DataChunk",
+    "InMemoryCacheHolder",
     "IterToMapConverter",
     "MapDataPipe",
     "Mapper",

@@ -77,7 +77,7 @@ class Places:
 
 
 #: Classes that make no stage of their own, but give a list of others.
-SPLITTERS = ("Forker", "Demultiplexer", "RoundRobinDemultiplexer", "UnZipper")
+SPLITTERS = ("Forker", "Demultiplexer", "RoundRobinDemultiplexer", "UnZipper", "RandomSplitter")
 
 Case = Callable[[Places], IterDataPipe[Any]]
 
@@ -237,6 +237,12 @@ CASES: dict[str, Case] = {
         FileLister(at.folder, "*.parquet").shuffle(2).load_parquet("batches").rebatch_rows(2)
         .map(lambda batch: batch.to_pydict())
     ),
+    "iter.RandomSplitter": lambda at: (
+        texts(20).random_split({"train": 3, "valid": 2}, 5)[0].shuffle(3).sharding_filter()
+    ),
+    "iter.RandomSplitter of a target": lambda at: (
+        texts(20).random_split({"train": 0.7, "valid": 0.2, "test": 0.1}, 5, target="train").shuffle(3)
+    ),
     "iter.Repeater": lambda at: texts(5).shuffle(3).repeat(3).shuffle(4),
     "iter.RoundRobinDemultiplexer": _dealt,
     "iter.Rows2Columnar": lambda at: texts().enumerate().shuffle(3).batch(2).rows2columnar(["number", "text"]),
@@ -281,6 +287,7 @@ CASES: dict[str, Case] = {
     "iter.ZipperLongest": lambda at: texts().shuffle(3).zip_longest(texts(4), fill_value="none"),
     "map.Batcher": lambda at: keyed().batch(2).to_iter_datapipe(),
     "map.Concater": lambda at: keyed(4).concat(keyed(3)).to_iter_datapipe(),
+    "map.InMemoryCacheHolder": lambda at: keyed().map(lambda text: text + "x").in_memory_cache().to_iter_datapipe(),
     "map.IterToMapConverter": lambda at: (
         texts().shuffle(3).map(lambda text: (int(text[-1]), text)).to_map_datapipe().to_iter_datapipe()
     ),

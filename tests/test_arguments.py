@@ -33,6 +33,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "LengthSetter": {"length": 2},
     "MaxTokenBucketizer": {"max_token_count": 3},
     "RoundRobinDemultiplexer": {"num_instances": 2},
+    "RandomSplitter": {"weights": {"a": 1, "b": 1}, "seed": 0},
     "Repeater": {"times": 2},
     "RowRebatcher": {"batch_size": 2},
     "Skipper": {"count": 2},

@@ -61,6 +61,7 @@ ITER = {
     "ParagraphAggregator": "source_datapipe joiner",
     "ParquetDataFrameLoader": "source_dp dtype columns device use_threads",
     "PinMemory": "source_datapipe device pin_memory_fn",
+    "RandomSplitter": "source_datapipe weights seed total_length target",
     "Repeater": "source_datapipe times",
     "RoundRobinDemultiplexer": "datapipe num_instances buffer_size",
     "Rows2Columnar": "source_datapipe column_names",
@@ -83,6 +84,7 @@ ITER = {
 }
 MAP = {
     "Batcher": "datapipe batch_size drop_last wrapper_class",
+    "InMemoryCacheHolder": "source_dp",
     "IterToMapConverter": "datapipe key_value_fn",
     "Mapper": "datapipe fn",
     "SequenceWrapper": "sequence deepcopy",
@@ -107,7 +109,6 @@ MISSING_ITER = [
     "load_from_tfrecord",
     "on_disk_cache",
     "prefetch",
-    "random_split",
     "read_from_gdrive",
     "read_from_remote",
     "routed_decode",
@@ -115,7 +116,7 @@ MISSING_ITER = [
     "shuffled_flatmap",
     "zip_with_iter",
 ]
-MISSING_MAP = ["in_memory_cache"]
+MISSING_MAP: list[str] = []
 MISSING_LOADER = [
     "CheckpointableReadingServiceInterface",
 ]

@@ -16,6 +16,7 @@ MODULES = (
     "mapping",
     "moving",
     "paragraphs",
+    "random_splitting",
     "restructuring",
     "selecting",
     "sharding",

@@ -1,4 +1,4 @@
-"""The stages of map pipes, which are read by key: `.map`, `.batch`, `.concat`, `.zip`, `.shuffle`."""
+"""The stages of map pipes, read by key: `.map`, `.batch`, `.concat`, `.zip`, `.shuffle`, `.in_memory_cache`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipes.stages.columns import check_columns
 from pipes.stages.shuffling import Reshuffled
 from pipes.stages.wrapping import KeysRun
 
-__all__ = ["MapBatcher", "MapConcater", "MapMapper", "MapShuffler", "MapZipper"]
+__all__ = ["MapBatcher", "MapConcater", "MapInMemoryCacheHolder", "MapMapper", "MapShuffler", "MapZipper"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -150,6 +150,38 @@ class MapZipper(MapDataPipe[tuple[Any, ...]]):
 
     def __len__(self) -> int:
         return min(map(length_of, self.datapipes))
+
+
+@functional_datapipe("in_memory_cache")
+class MapInMemoryCacheHolder(MapDataPipe[T]):
+    """Keep each element in memory when it is first read, and give that one whenever its key is read again.
+
+    Each process keeps its own, all of them in the end; no copy and no state takes any along. What is kept is the
+    element itself, so a stage that edits it edits it for all epochs, and what was drawn for it stays as it was.
+
+    >>> from pipes.map import SequenceWrapper
+    >>> pipe = SequenceWrapper([1, 2]).map(lambda x: [x]).in_memory_cache()
+    >>> pipe[1], pipe[1] is pipe[1], len(pipe)
+    ([2], True, 2)
+    """
+
+    _opaque = frozenset({"_cache"})
+
+    def __init__(self, source_dp: MapDataPipe[T]) -> None:
+        self.source_dp = source_dp
+        self._cache: dict[Any, T] = {}
+
+    def __getitem__(self, index: Any) -> T:
+        cache = self._cache
+        if index not in cache:
+            cache[index] = self.source_dp[index]
+        return cache[index]
+
+    def __len__(self) -> int:
+        return length_of(self.source_dp)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cache": {}}
 
 
 class _ShuffledKeysRun(KeysRun):

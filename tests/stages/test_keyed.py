@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -114,3 +115,16 @@ def test_a_restore_reads_only_what_is_left() -> None:
 def test_shuffle_takes_map_pipes() -> None:
     with pytest.raises(TypeError, match="reads a MapDataPipe, not a list"):
         Shuffler([1])  # type: ignore[arg-type]
+
+
+def test_a_cache_reads_each_key_once_and_travels_without_its_elements() -> None:
+    asked: list[int] = []
+    pipe = SequenceWrapper([5, 6]).map(lambda x: asked.append(x) or [x]).in_memory_cache()
+    assert [pipe[1], pipe[1], pipe[0]] == [[6], [6], [5]]
+    assert list(pipe.to_iter_datapipe()) == [[5], [6]]
+    assert asked == [6, 5]
+    assert len(pipe) == 2
+    with pytest.raises(IndexError):
+        pipe[2]
+    assert copy.copy(pipe)[0] == [5]
+    assert asked == [6, 5, 5]
