@@ -56,6 +56,8 @@ class Context:
         self.shard_after = point if streams > 1 else None
         # By the point where it would be split, so that one stream joins the same pairs as several do.
         self.above_shard = above_shard(self.nodes, point)
+        #: The pipes of graphs that users' stages built while they ran: what reads those is split already.
+        self.built: frozenset[int] = frozenset()
         self.replaced_by: str | None = None
         self.runs: dict[int, Run] = {}
         self.children: list[Context] = []
@@ -141,12 +143,16 @@ class Context:
         self.children.append(child)
         return child
 
-    def nested(self, last: Node, stage: str, number: int) -> Context:
-        """Return a context for a graph that stage `stage` built, or found, while it ran: its iteration `number`."""
+    def nested(self, last: Node, host: Run, number: int) -> Context:
+        """Return a context for a graph that the stage `host` built, or found, while it ran: its iteration `number`."""
         child = self.again(last, number)
         child.nodes = walk(last)
-        own = {id(node): f"{stage}/{place}:{label_of(node)}" for place, node in enumerate(child.nodes)}
+        own = {id(node): f"{host.stage}/{place}:{label_of(node)}" for place, node in enumerate(child.nodes)}
         child.names = {**own, **self.names}
+        child.built = self.built | (own.keys() - {id(node) for node in self.nodes})
+        if id(host.pipe) in self.above_shard:
+            # All streams read it, and split what comes of it later.
+            child.above_shard = self.above_shard | child.built
         return child
 
     def leave(self, child: Context) -> None:

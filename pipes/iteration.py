@@ -12,6 +12,7 @@ Contract
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -37,6 +38,8 @@ class Asking(Protocol):
 
     pipe: Node
     context: Context
+    #: The one in which it began.
+    thread: int
 
     def executing(self) -> bool: ...
     def claim(self, pipe: Node) -> Iterator[Any] | None: ...
@@ -189,6 +192,19 @@ def _host(pipe: Node) -> Asking | None:
     return None
 
 
+def _seed_above_the_split() -> tuple[int, int] | None:
+    """Return seed and epoch of the graph in which a user's stage is executing, if all streams read that stage.
+
+    What it builds draws alike in all of them, or they would not split the same elements.
+    """
+    thread = threading.get_ident()
+    for asking in reversed(_asking):
+        if asking.thread == thread and asking.executing():
+            context = asking.context
+            return (context.seed, context.epoch) if id(asking.pipe) in context.above_shard else None
+    return None
+
+
 def _begin(context: Context, table: Table | None = None) -> Run:
     """Take over the pipes of a context from older ones, join the generations of its shared stages, open its runs."""
     private = _join_generations(context) if table is None else _leave_generations(context)
@@ -272,7 +288,7 @@ def _replace(context: Context, why: str) -> None:
 def _context_of_its_own(pipe: Node, loaded: Loaded | None = None) -> Context:
     nodes = walk(pipe)
     world, stream, streams = stream_of(nodes)
-    seed, epoch = seed_of(pipe), pipe.__dict__.get("_pipes_epoch", 0)
+    seed, epoch = _seed_above_the_split() or (seed_of(pipe), pipe.__dict__.get("_pipes_epoch", 0))
     on_changed_data = "raise"
     if loaded is not None:
         loaded.check_stream(stream, streams)

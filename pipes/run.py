@@ -9,7 +9,7 @@ Contract
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,7 +24,7 @@ from pipes.node import (
     stage_names,
     walk,
 )
-from pipes.seeds import Draws
+from pipes.seeds import Draws, KeyFamily, drawing_alike, drawn_alike
 from pipes.state import (
     Capture,
     Captures,
@@ -35,6 +35,7 @@ from pipes.state import (
     anchor_of,
     check_positions,
     count_from,
+    damaged,
     pull,
     table_of,
 )
@@ -178,6 +179,17 @@ class Run:
         """Return this stage's own random stream, from draw number `start`."""
         return Draws(self.context.key(self.stage, self.pipe), start)
 
+    def begun(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Return the iterator of a user's code that `make` begins.
+
+        Above the point where streams split, what it draws from the global generators is the same in all of them: a
+        source that shuffles its list in `__iter__` would else give each another list to split.
+        """
+        context = self.context
+        if id(self.pipe) not in context.above_shard or (context.alone and context.streams == 1):
+            return make()
+        return drawing_alike(make, context.key(self.stage, self.pipe))
+
     def note(self, error: BaseException, *element: Any) -> None:
         """Add to `error` which stage it came from, where that was built and on which element."""
         where = built_at(self.pipe, " built at {}")
@@ -212,29 +224,62 @@ class ShardRun(Run):
         shard.restore(position)
         return shard
 
+    def check(self, position: Position) -> None:
+        super().check(position)
+        if not isinstance(position.get("drew", False), bool):
+            raise damaged(f"stage {self.stage} does not say whether functions above it draw")
+
     def restore(self, position: Position) -> None:
-        self.ticks = Ticks(0 if position is None else position["given"])
+        position = position or {"given": 0}
+        self.ticks = Ticks(position["given"])
+        # Whether functions above drew from the global generators.
+        self.drew = position.get("drew", False)
 
     def share(self) -> tuple[int, int]:
         """Return (number of this stream, number of streams)."""
         return self.context.stream, self.context.streams
 
     def elements(self) -> Iterator[Any]:
+        passed, first, total = self._next()
+        if self._may_differ():
+            every: Iterator[Any] = islice(self._alike(passed), first, None, total)
+        else:
+            every = self.inputs[0].every(first, total)
+        return map(_first, zip(every, self.ticks, strict=False))
+
+    def _next(self) -> tuple[int, int, int]:
+        """Return how many inputs lie behind, how many more until the next that is passed on, and from then on."""
         index, total = self.share()
-        first = index if self.ticks.count == 0 else total - 1
-        return map(_first, zip(self.inputs[0].every(first, total), self.ticks, strict=False))
+        given = self.ticks.count
+        return (0, index, total) if given == 0 else (index + (given - 1) * total + 1, total - 1, total)
+
+    def _may_differ(self) -> bool:
+        """Return whether streams split the inputs, and functions above decide which there are."""
+        if self.context.streams == 1:
+            return False
+        above = (node for node in walk(self.pipe) if type(node)._iterable and getattr(node, "calls_user", False))
+        return any(node._places() != () for node in above)
+
+    def _alike(self, passed: int) -> Iterator[Any]:
+        """Return the inputs, made with the same draws in all streams, or these would not split the same elements."""
+        keys = KeyFamily(self.context.key(self.stage, self.pipe))
+        return drawn_alike(iter(self.inputs[0]), keys, passed, self)
 
     def capture(self) -> Capture:
-        return self.ticks.count
+        return self.ticks.count, self.drew
 
     def describe(self, captured: Capture) -> Position:
-        return {"given": captured}
+        given, drew = captured
+        return {"given": given, "drew": True} if drew else {"given": given}
 
     def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
         if count == 0:
             return []
-        index, total = self.share()
-        first = index if self.ticks.count == 0 else total - 1
-        kept = self.inputs[0].replay(first + (count - 1) * total + 1, [first + offset * total for offset in wanted])
+        passed, first, total = self._next()
+        far, places = first + (count - 1) * total + 1, [first + offset * total for offset in wanted]
+        if self._may_differ():
+            kept = pull(self._alike(passed), far, places, self.stage)
+        else:
+            kept = self.inputs[0].replay(far, places)
         self.ticks = Ticks(self.ticks.count + count)
         return kept

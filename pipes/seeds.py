@@ -5,7 +5,9 @@ implementation, whose stream NumPy promises to keep. Keys are BLAKE2b digests of
 seeds, epochs and stages give unrelated streams.
 
 Users' functions draw from the global generators of `random`, `numpy` and `torch`; `seed_globals` sets all three
-from one key, and `GlobalGenerators` puts the caller's own back afterwards.
+from one key, and `GlobalGenerators` puts the caller's own back afterwards. Code that several streams run alike, as a
+source that shuffles its list, draws from generators of its own (`drawing_alike`), or from such as are seeded for each
+element (`drawn_alike`).
 """
 
 from __future__ import annotations
@@ -13,13 +15,31 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import random
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
+from itertools import islice
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Draws", "GlobalGenerators", "KeyFamily", "KeyedGenerator", "derive_key", "seed_globals"]
+__all__ = [
+    "Draws",
+    "GlobalGenerators",
+    "KeyFamily",
+    "KeyedGenerator",
+    "derive_key",
+    "drawing_alike",
+    "drawn_alike",
+    "seed_globals",
+    "seed_was_asked",
+    "watched",
+]
+
+# Elements without a draw, after which code is taken not to draw, or to draw no more.
+_WATCHED, _QUIET = 16, 1024
+# How often a pipe that a function iterates took its seed from torch's generator.
+_asked = 0
 
 Part = int | str
 
@@ -200,3 +220,110 @@ def _waiting_gauss(bits: Any) -> float | None:
         return None
     state = np.random.get_state(legacy=False)
     return state["gauss"] if state["has_gauss"] else None
+
+
+def seed_was_asked() -> None:
+    """Count as a draw that torch's seed was read, for draws will depend on it."""
+    global _asked
+    _asked += 1
+
+
+def _drawn() -> tuple[Any, ...]:
+    """Return what draws from the global generators change."""
+    numpy = _memory(_numpy.get_bit_generator()) or repr(np.random.get_state(legacy=False))
+    return _asked, random.getstate(), numpy, torch.default_generator.get_state().numpy().tobytes()
+
+
+def watched(elements: Iterator[Any], tell: Callable[[], object]) -> Iterator[Any]:
+    """Give `elements`; call `tell`, once, if the code that makes the first 16 draws from the global generators.
+
+    >>> list(watched((random.random() < 2 for _ in range(2)), lambda: print("it draws")))
+    it draws
+    [True, True]
+    """
+    told = False
+    try:
+        before = _drawn()
+        for element in islice(elements, _WATCHED):
+            if not told and _drawn() != before:
+                told = True
+                tell()
+            yield element
+            before = _drawn()
+        yield from elements
+    finally:
+        if isinstance(elements, Generator):
+            elements.close()
+
+
+def drawing_alike(make: Callable[[], Iterator[Any]], key: int) -> Iterator[Any]:
+    """Give the elements of the iterator that `make` returns, which draws from global generators of its own.
+
+    These are seeded once, by `key`. That takes 60 us an element, so it ends with the first 16 elements if none came
+    with a draw, else after 1024 without one; what is drawn later still is drawn from the generators of all.
+
+    >>> def shuffled():
+    ...     numbers = list(range(9)); random.shuffle(numbers); yield from numbers
+    >>> random.seed(1); first = list(drawing_alike(shuffled, key=5))
+    >>> random.seed(2); list(drawing_alike(shuffled, key=5)) == first
+    True
+    """
+    elements: Iterator[Any] | None = None
+    own: GlobalGenerators | None = None
+    quiet, enough = 0, _WATCHED
+    before: tuple[Any, ...] = ()
+    try:
+        while quiet < enough:
+            others = GlobalGenerators.set_aside()
+            try:
+                if own is not None:
+                    own.restore()
+                if elements is None:
+                    seed_globals(key)
+                    before = _drawn()
+                    elements = make()
+                try:
+                    element = next(elements)
+                except StopIteration:
+                    return
+                quiet, after = quiet + 1, _drawn()
+                if after != before:
+                    quiet, enough, before = 0, _QUIET, after
+                own = GlobalGenerators.set_aside()
+            finally:
+                others.restore()
+            yield element
+        assert elements is not None
+        yield from elements
+    finally:
+        if isinstance(elements, Generator):
+            elements.close()
+
+
+class Drawing(Protocol):
+    """Whoever wants to know whether code drew."""
+
+    drew: bool
+
+
+def drawn_alike(elements: Iterator[Any], keys: KeyFamily, number: int, teller: Drawing) -> Iterator[Any]:
+    """Give `elements`, of which the next has this number, each made with global generators seeded by its number.
+
+    When one of the first 16 came with a draw, that is told, and goes on to the end, at 40 us an element.
+    """
+    quiet = 0
+    while teller.drew or quiet < _WATCHED:
+        others = GlobalGenerators.set_aside()
+        try:
+            seed_globals(keys.key(number))
+            before = () if teller.drew else _drawn()
+            try:
+                element = next(elements)
+            except StopIteration:
+                return
+            quiet, number = quiet + 1, number + 1
+            teller.drew = teller.drew or _drawn() != before
+        finally:
+            others.restore()
+        yield element
+    yield from elements

@@ -160,7 +160,7 @@ class UserRun(Run):
 
     def nest(self, pipe: Node) -> Iterator[Any]:
         """Return the iterator for `iter(pipe)` where the graph of `pipe` was built by the user's code while it ran."""
-        child = self.context.nested(pipe, self.stage, self.nested)
+        child = self.context.nested(pipe, self, self.nested)
         self.nested += 1
         return self._read_nested(child, child.start())
 
@@ -173,19 +173,12 @@ class UserRun(Run):
     def elements(self) -> Iterator[Any]:
         if self.ended:
             return
-        pipe = self.pipe
         self.thread = threading.get_ident()
         self.started = True
         expect(self)
         source: Iterator[Any] = iter(())
         try:
-            reset = getattr(type(pipe), "reset", None)
-            if callable(reset):
-                reset(pipe)
-            if self.saved is not None:
-                self._load_own(json.loads(self.saved))
-            iterator = type(pipe)._own_iter(pipe)
-            source = _by_next(pipe) if iterator is pipe else iter(iterator)
+            source = self.begun(self._own)
             if self.skip:
                 skip, self.skip = self.skip, 0
                 for _ in zip(range(skip), source, strict=False):
@@ -203,6 +196,17 @@ class UserRun(Run):
             stop_expecting(self)
             if isinstance(source, Generator):
                 source.close()
+
+    def _own(self) -> Iterator[Any]:
+        """Begin what the user wrote."""
+        pipe = self.pipe
+        reset = getattr(type(pipe), "reset", None)
+        if callable(reset):
+            reset(pipe)
+        if self.saved is not None:
+            self._load_own(json.loads(self.saved))
+        iterator = type(pipe)._own_iter(pipe)
+        return _by_next(pipe) if iterator is pipe else iter(iterator)
 
     def _load_own(self, state: Any) -> None:
         try:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from loading import global_state
 
-from pipes.seeds import Draws, GlobalGenerators, KeyedGenerator, derive_key, seed_globals
+from pipes import seeds
+from pipes.seeds import (
+    Draws,
+    GlobalGenerators,
+    KeyedGenerator,
+    KeyFamily,
+    derive_key,
+    drawing_alike,
+    drawn_alike,
+    seed_globals,
+)
 
 parts = st.lists(st.integers() | st.text(), max_size=5)
 
@@ -154,3 +165,89 @@ def test_any_key_seeds(key: int) -> None:
         seed_globals(key)
     finally:
         saved.restore()
+
+
+def drawing(count: int, every: int = 1) -> Iterator[float]:
+    """Give draws from all three generators, or zeros in between."""
+    for number in range(count):
+        if number % every:
+            yield 0.0
+        else:
+            yield random.random() + float(np.random.normal()) + torch.rand(1).item()
+
+
+class Teller:
+    drew = False
+
+
+class TestAlike:
+    def test_it_draws_the_same_whatever_others_draw_between(self) -> None:
+        found = list[list[float]]()
+        for seed, between in ((1, 0), (2, 3)):
+            seed_globals(seed)
+            elements = []
+            for element in drawing_alike(lambda: drawing(40), 5):
+                elements.append(element)
+                for _ in range(between):
+                    for draw in DRAWS.values():
+                        draw()
+            found.append(elements)
+        assert found[0] == found[1]
+        assert len(set(found[0])) == 40
+
+    def test_the_generators_of_others_stay_where_they_were(self) -> None:
+        seed_globals(1)
+        np.random.normal()  # and keeps another one back
+        before = global_state()
+        assert len(list(drawing_alike(lambda: drawing(20), 5))) == 20
+        assert len(list(drawn_alike(drawing(20), KeyFamily(5), 0, Teller()))) == 20
+        assert global_state() == before
+
+    @pytest.mark.parametrize(("draws", "alone"), [(0, 16), (1, 1025)])
+    def test_it_ends_where_nothing_is_drawn(self, draws: int, alone: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        set_aside, calls = GlobalGenerators.set_aside, list[int]()
+
+        def counted() -> GlobalGenerators:
+            calls.append(1)
+            return set_aside()
+
+        def source() -> Iterator[float]:
+            yield from (*drawing(draws), *[0.0] * 2000)
+
+        monkeypatch.setattr(GlobalGenerators, "set_aside", counted)
+        assert len(list(drawing_alike(source, 5))) == 2000 + draws
+        # For each element that of others and its own.
+        assert len(calls) == 2 * alone
+
+    def test_an_element_s_draws_depend_on_its_number_alone(self) -> None:
+        teller = Teller()
+        whole = list(drawn_alike(drawing(60, every=7), KeyFamily(5), 0, teller))
+        assert teller.drew
+        later = Teller()
+        later.drew = True
+        source = drawing(60, every=7)
+        for _ in range(30):
+            next(source)
+        assert list(drawn_alike(source, KeyFamily(5), 30, later)) == whole[30:]
+
+    def test_code_that_does_not_draw_is_soon_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = list[int]()
+        monkeypatch.setattr(seeds, "seed_globals", calls.append)
+        teller = Teller()
+        assert list(drawn_alike(iter(range(50)), KeyFamily(5), 0, teller)) == list(range(50))
+        assert len(calls) == 16
+        assert not teller.drew
+
+    def test_the_end_closes_what_was_begun(self) -> None:
+        closed = list[bool]()
+
+        def source() -> Iterator[int]:
+            try:
+                yield from range(100)
+            finally:
+                closed.append(True)
+
+        elements: Any = drawing_alike(source, 5)
+        next(elements)
+        elements.close()
+        assert closed == [True]

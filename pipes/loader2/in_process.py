@@ -12,6 +12,7 @@ from typing import Any
 from pipes.datapipe import IterDataPipe
 from pipes.error_policy import StageCounts, check_budget, summed
 from pipes.errors import ErrorBudgetExceeded, add_note
+from pipes.loader2.copies import Copies
 from pipes.loader2.dealing import Dealer, DealtSource
 from pipes.loader2.iterator import NOTHING
 from pipes.loader2.merge import RoundRobin
@@ -39,6 +40,7 @@ class InProcessEngine:
         self._listings = list_once(graph)
         self._initial = graph if init_fn is None else init_fn(graph, self._info)
         self._reset_fn = reset_fn
+        self._copies = Copies()
         self._streams: dict[int, Stream] = {}
         self._states: dict[int, StreamState] = {}
         self._turns = RoundRobin({})
@@ -135,7 +137,8 @@ class InProcessEngine:
 
     def _open(self, number: int) -> Stream:
         if number not in self._streams:
-            self._streams[number] = Stream(self._graph, self._plan, number, self._states[number], shares=True)
+            graph = self._copies.of(self._graph, number) if len(self._states) > 1 else self._graph
+            self._streams[number] = Stream(graph, self._plan, number, self._states[number], shares=True)
         return self._streams[number]
 
     def _take(self, stream: int, number: int) -> Any:

@@ -13,14 +13,9 @@ Contract
 
 from __future__ import annotations
 
-import itertools
-import random
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import numpy as np
-import torch
 
 from pipes.context import Context
 from pipes.datapipe import IterDataPipe, MapDataPipe
@@ -28,7 +23,7 @@ from pipes.error_policy import StageCounts
 from pipes.errors import StateError, add_note, notes_of
 from pipes.loader2.blocks import SharedList
 from pipes.run import Node, Run, inputs_of, walk
-from pipes.seeds import GlobalGenerators, KeyFamily, seed_globals
+from pipes.seeds import GlobalGenerators, KeyFamily, seed_globals, watched
 from pipes.stages.collating import Collator
 from pipes.stages.filtering import Filter
 from pipes.stages.mapping import Mapper
@@ -46,8 +41,6 @@ _UNIT = 64
 # The stages that give at most one output for an input: a unit stays one batch through them.
 _PASSING = (Mapper, Filter, Enumerator, Header, IndexAdder, LengthSetter, Skipper, ShardingFilter)
 _DATA = (list, tuple, range, str, bytes, dict, set, frozenset, SharedList)
-# Elements above a buffer that are watched for draws from the global generators.
-_WATCHED = 16
 
 
 @dataclass(frozen=True)
@@ -117,13 +110,6 @@ def _is_users(node: Node) -> bool:
     if callable(getattr(node, "on_error", None)):
         return True
     return bool(getattr(node, "calls_user", False)) or getattr(type(node), "_own_iter", None) is not None
-
-
-def _drawn() -> tuple[Any, ...]:
-    """Return what every draw from a global generator changes."""
-    numpy = np.random.get_state(legacy=False)
-    own = numpy["state"]["pos"], numpy["has_gauss"]
-    return random.getstate(), own, torch.default_generator.get_state().numpy().tobytes()
 
 
 def unit_size(graph: Node) -> int:
@@ -286,18 +272,10 @@ class Stream:
                     source._iterator = self._watched(source, run.stage)
 
     def _watched(self, source: Run, stage: str) -> Iterator[Any]:
-        elements = iter(source.elements())
-        try:
-            before = _drawn()
-            for element in itertools.islice(elements, _WATCHED):
-                if self.drew_above is None and _drawn() != before:
-                    self.drew_above = stage
-                yield element
-                before = _drawn()
-            yield from elements
-        finally:
-            if isinstance(elements, Generator):
-                elements.close()
+        def tell() -> None:
+            self.drew_above = self.drew_above or stage
+
+        return watched(iter(source.elements()), tell)
 
     def close(self) -> None:
         """Close every iterator of the stream."""

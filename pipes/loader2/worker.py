@@ -30,6 +30,7 @@ from pipes.errors import ChannelClosed, add_note
 from pipes.loader2 import fault_points
 from pipes.loader2.channel import Channel, Message
 from pipes.loader2.collate import collating_into, default_collate
+from pipes.loader2.copies import Copies
 from pipes.loader2.dealing import DealtSource, Exhausted
 from pipes.loader2.forwarding import install_forwarding
 from pipes.loader2.merge import RoundRobin
@@ -43,7 +44,7 @@ from pipes.loader2.shipping import unship
 from pipes.loader2.slabs import SlabPool
 from pipes.loader2.streams import Plan, Stream, StreamState, collates_last
 from pipes.loader2.whereabouts import Page, Phase, Place, TracedContext, Tracing
-from pipes.shares import read_whole
+from pipes.shares import reading_a_share
 from pipes.sources.listing import Listing
 from pipes.stages import collating
 
@@ -85,7 +86,8 @@ def work(number: int, sock: socket.socket, payload: bytes) -> None:
         except BaseException as error:
             channel.send(Kind.ERROR, [EVENT_HEAD.pack(FATAL, 0, 0), pack_error(error, number)])
             return
-        worker.serve()
+        with reading_a_share():
+            worker.serve()
     except ChannelClosed:
         return
     finally:
@@ -99,7 +101,6 @@ class _Worker:
         self._sending = threading.Lock()
         self._notes: deque[tuple[Kind, bytes]] = deque()
         install_forwarding(self._note, self._number)
-        read_whole()
         self._pool = SlabPool(job.generation, ended=page.ledger.take_loans)
         page.move(Phase.UNPICKLING)
         fault_points.reach("before the graph is unpickled")
@@ -111,6 +112,7 @@ class _Worker:
         page.move(Phase.INIT_FN)
         self._graph: IterDataPipe[Any] = graph if job.init_fn is None else job.init_fn(graph, job.info)
         self._iteration = FATAL
+        self._copies = Copies()
         self._streams: dict[int, Stream] = {}
         self._turns = RoundRobin({})
         self._credits = 0
@@ -224,9 +226,9 @@ class _Worker:
             if self._traced is not None and self._traced[0] == number:
                 self._tracing = Tracing(self._page)
                 make = partial(TracedContext, self._tracing)
-            self._streams[number] = Stream(
-                self._epoch_graph, self._plan, number, self._states[number], shares=len(self._states) > 1, make=make
-            )
+            shares = len(self._states) > 1
+            graph = self._copies.of(self._epoch_graph, number) if shares else self._epoch_graph
+            self._streams[number] = Stream(graph, self._plan, number, self._states[number], shares=shares, make=make)
             self._snapshots[number] = (self._streams[number].given, time.monotonic())
         return self._streams[number]
 

@@ -33,6 +33,8 @@ class _ShardingFilterRun(ShardRun):
     def share(self) -> tuple[int, int]:
         own, total = self.pipe.share()
         context = self.context
+        if id(self.pipe) in context.built:
+            return own, total
         number, count = level_share(self.pipe._splits(), context.stream, context.streams, context.world)
         return own + total * number, total * count
 

@@ -108,7 +108,7 @@ class _WrapperRun(Run):
                 elements: Any = iter(_ByPosition(self.data))
                 elements.__setstate__(self.start)
             else:
-                elements = islice(self._begun(), self.start, None)
+                elements = self.begun(lambda: islice(self._begun(), self.start, None))
             for element, _ in zip(elements, self.cursor, strict=False):
                 yield element
         except GeneratorExit:

@@ -1,0 +1,116 @@
+"""A copy of the graph for each of several streams that one process runs, so that users' pipes do not mix them.
+
+A built-in stage holds settings only, and its runs hold what changes. A user's pipe may keep what it likes on itself (a
+buffer, an open iterator, a count of epochs), and streams that took turns on one object would see each other's.
+
+Contract
+- Each stream has pipes of its own for as long as its process runs this graph; an epoch finds them as the last left
+  them.
+- A user's pipe is copied in depth, as when it is sent to a worker. Shared are what nobody changes in place (strings,
+  functions, classes, modules) and what is data rather than state: arrays and tensors of `LARGE` bytes or more, whose
+  copies would fill the memory. An attribute that cannot be pickled (a lock, a connection) is shared, too.
+- A graph without pipes of users, or that runs as one stream, is used as it is.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipes.datapipe import IterDataPipe
+from pipes.graph import clone
+from pipes.loader2.blocks import SharedList
+from pipes.node import Node, walk
+
+__all__ = ["LARGE", "Copies"]
+
+#: Bytes from which an array or tensor of a user's pipe is data, which streams share.
+LARGE = 64 << 20
+_SHARED = (Node, SharedList, str, bytes, type, ModuleType, FunctionType, BuiltinFunctionType)
+
+
+class Copies:
+    """Gives every stream its copy of a graph.
+
+    >>> from pipes.iter import IterableWrapper
+    >>> class Last(IterDataPipe):
+    ...     def __init__(self, source): self.source, self.seen = source, []
+    ...     def __iter__(self):
+    ...         for x in self.source: self.seen.append(x); yield x
+    >>> graph, copies = Last(IterableWrapper([1, 2])), Copies()
+    >>> list(copies.of(graph, stream=0)), copies.of(graph, stream=0).seen, copies.of(graph, stream=1).seen
+    ([1, 2], [1, 2], [])
+    """
+
+    def __init__(self) -> None:
+        self._graph: IterDataPipe[Any] | None = None
+        self._by_stream: dict[int, IterDataPipe[Any]] = {}
+
+    def of(self, graph: IterDataPipe[Any], stream: int) -> IterDataPipe[Any]:
+        """Return the copy of `graph` that is the stream's, made when it is first asked for."""
+        if graph is not self._graph:
+            self._graph, self._by_stream = graph, {}
+        if not any(_is_users(node) for node in walk(graph)):
+            return graph
+        if stream not in self._by_stream:
+            self._by_stream[stream] = _copied(graph)
+        return self._by_stream[stream]
+
+
+def _is_users(node: Node) -> bool:
+    return getattr(type(node), "_own_iter", None) is not None
+
+
+def _copied(graph: IterDataPipe[Any]) -> IterDataPipe[Any]:
+    copied = clone(graph)
+    for node in walk(copied):
+        if _is_users(node):
+            attributes = vars(node)
+            try:
+                # Together, so that two names of one list stay that.
+                attributes.update(_deep(dict(attributes)))
+            except Exception:
+                attributes.update({name: _deep_if_possible(value) for name, value in attributes.items()})
+    return copied
+
+
+def _deep_if_possible(value: Any) -> Any:
+    try:
+        return _deep(value)
+    except Exception:
+        return value
+
+
+def _deep(value: Any) -> Any:
+    shared: list[Any] = []
+    stream = io.BytesIO()
+    _Pickler(stream, shared).dump(value)
+    stream.seek(0)
+    return _Unpickler(stream, shared).load()
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, stream: io.BytesIO, shared: list[Any]) -> None:
+        super().__init__(stream, protocol=5)
+        self._shared = shared
+
+    def persistent_id(self, obj: Any) -> int | None:
+        large = isinstance(obj, np.ndarray | torch.Tensor) and obj.nbytes >= LARGE
+        if not large and not isinstance(obj, _SHARED):
+            return None
+        self._shared.append(obj)
+        return len(self._shared) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, stream: io.BytesIO, shared: list[Any]) -> None:
+        super().__init__(stream)
+        self._shared = shared
+
+    def persistent_load(self, pid: int) -> Any:
+        return self._shared[pid]

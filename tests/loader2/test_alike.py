@@ -1,0 +1,194 @@
+"""Users' code above the split runs alike in all streams: what it builds, draws or keeps loses and doubles nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from loading import loader_of, take, through_json
+
+from pipes import IterDataPipe
+from pipes.iter import IterableWrapper
+
+pytestmark = [
+    pytest.mark.usefixtures("no_residue"),
+    pytest.mark.filterwarnings("ignore:the graph has no sharding_filter"),
+    pytest.mark.filterwarnings("ignore:.* above .*ShardingFilter"),
+    pytest.mark.filterwarnings("ignore:stage .* has no state of its own"),
+]
+
+N = 24
+
+
+def numbers() -> IterDataPipe[int]:
+    return IterableWrapper(range(N))
+
+
+def rows(start: int) -> IterDataPipe[int]:
+    """What a file of four rows holds, in an order of its own."""
+    return IterableWrapper(range(start, start + 4)).shuffle()
+
+
+class Shuffled(IterDataPipe[int]):
+    """Shuffles its list in place, each epoch."""
+
+    def __init__(self) -> None:
+        self.paths = list(range(N))
+
+    def __iter__(self) -> Iterator[int]:
+        random.shuffle(self.paths)
+        yield from self.paths
+
+
+class Permuted(IterDataPipe[int]):
+    """Draws before it returns an iterator."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(N).tolist())
+
+
+class Files(IterDataPipe[int]):
+    """Shuffles the rows of each file as it comes to it."""
+
+    def __iter__(self) -> Iterator[int]:
+        for start in range(0, N, 4):
+            lines = list(range(start, start + 4))
+            random.shuffle(lines)
+            yield from lines
+
+
+class Unlike:
+    """No pipe, and draws all the same."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.sample(range(N), N))
+
+
+class Built(IterDataPipe[int]):
+    """Builds all of its graph when it is iterated."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from numbers().shuffle().sharding_filter()
+
+
+class Splitting(IterDataPipe[int]):
+    """Builds a split on what it reads, which nobody sees from outside."""
+
+    def __init__(self, source: IterDataPipe[int]) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.source.map(int).sharding_filter()
+
+
+class Shuffling(Splitting):
+    def __iter__(self) -> Iterator[int]:
+        yield from self.source.shuffle(buffer_size=5)
+
+
+def one_in_two(number: int) -> list[int]:
+    """Give one of two numbers, as a draw decides; which of them shows that two streams drew alike."""
+    return [number + random.choice((0, 100))]
+
+
+GRAPHS: dict[str, Callable[[], IterDataPipe[Any]]] = {
+    "shuffled": lambda: Shuffled().sharding_filter(),
+    "permuted": lambda: Permuted().map(int),
+    "files": lambda: Files().shuffle(3).sharding_filter(),
+    "no pipe": lambda: IterableWrapper(Unlike(), deepcopy=False).sharding_filter(),
+    "built": lambda: Built(),
+    "built above": lambda: Built().sharding_filter(),
+    "splitting": lambda: Splitting(numbers()),
+    "splitting below": lambda: Splitting(numbers().sharding_filter()),
+    "shuffling": lambda: Shuffling(numbers()).sharding_filter(),
+    "rows": lambda: IterableWrapper(range(0, N, 4)).flatmap(rows).sharding_filter(),
+    "drawn": lambda: numbers().flatmap(one_in_two).sharding_filter(),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_each_element_comes_once_in_one_order(name: str) -> None:
+    graph = GRAPHS[name]
+    with loader_of(graph(), 0, 3) as loader:
+        first, second = list(loader), list(loader)
+        for epoch in (first, second):
+            assert sorted(number % 100 for number in epoch) == list(range(N))
+        assert (first == second) is name.startswith("splitting")
+        iterator = iter(loader)
+        take(iterator, 10)
+        state, rest = through_json(loader.state_dict()), list(iterator)
+    # One worker with all three streams, and one for each.
+    for workers in (1, 3):
+        with loader_of(graph(), workers, 3) as loader:
+            assert [list(loader), list(loader)] == [first, second]
+            loader.load_state_dict(state)
+            assert list(loader) == rest
+
+
+def test_a_function_that_draws_is_repeated_by_a_resume_below_a_buffer() -> None:
+    graph = numbers().filter(lambda number: random.random() < 0.5).map(str).sharding_filter().shuffle(4).batch(2)
+    with loader_of(graph, 0, 2) as loader:
+        iterator = iter(loader)
+        before = take(iterator, 2)
+        state, rest = through_json(loader.state_dict()), list(iterator)
+        assert len({number for batch in before + rest for number in batch}) == sum(map(len, before + rest))
+    with loader_of(graph, 1, 2) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == rest
+
+
+class Windows(IterDataPipe[tuple[int, ...]]):
+    """Keeps what it has not given yet on itself."""
+
+    def __init__(self, source: IterDataPipe[int]) -> None:
+        self.source, self.kept = source, list[int]()
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        for number in self.source:
+            self.kept.append(number)
+            if len(self.kept) == 3:
+                yield tuple(self.kept)
+                self.kept.clear()
+
+
+class Itself(IterDataPipe[int]):
+    """Is its own iterator."""
+
+    def __init__(self, source: IterDataPipe[int]) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[int]:
+        self.numbers = iter(self.source)
+        return self
+
+    def __next__(self) -> int:
+        return next(self.numbers)
+
+
+class Counting(IterDataPipe[int]):
+    """Counts its epochs on itself."""
+
+    def __init__(self, source: IterDataPipe[int]) -> None:
+        self.source, self.epochs = source, 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.epochs += 1
+        for number in self.source:
+            yield number + 100 * self.epochs
+
+
+@pytest.mark.parametrize("stage", [Windows, Itself, Counting])
+def test_streams_of_one_process_do_not_meet_in_a_user_s_pipe(stage: Callable[[IterDataPipe[int]], Any]) -> None:
+    found = []
+    for workers in (0, 1, 2, 4):
+        with loader_of(stage(numbers().sharding_filter()), workers, 4) as loader:
+            found.append([list(loader), list(loader)])
+    assert found[0] == found[1] == found[2] == found[3]
+    first, second = found[0]
+    numbers_found = [number for each in first for number in (each if isinstance(each, tuple) else (each % 100,))]
+    assert sorted(numbers_found) == list(range(N))
+    if stage is Counting:
+        assert [number + 100 for number in first] == second
