@@ -161,7 +161,7 @@ class _Writer:
                 raise self._cannot(pipe, f"was changed by {method}(), which YAML cannot say; call it after loading")
         settings = _Inline()
         for place, each in enumerate(takes):
-            kept = self._kept(pipe, each)
+            kept = self._kept(pipe, each, main)
             if isinstance(pipe, IterableWrapper) and type(kept) is str:
                 kept = list(kept)  # a text where a list is meant is refused when it is read
             if place == 0 and main is not None:
@@ -174,12 +174,12 @@ class _Writer:
                 settings[each.name] = self._value(pipe, each.name, kept)
         return _shortest(name, settings, takes[1:] if main is not None and takes[0].name not in settings else takes)
 
-    def _kept(self, pipe: Node, parameter: Parameter) -> Any:
+    def _kept(self, pipe: Node, parameter: Parameter, main: Node | None) -> Any:
         fields = vars(pipe)
         for name in (parameter.name, f"_{parameter.name}"):
             if name in fields:
                 return fields[name]
-        if parameter.required and inputs_of(pipe):
+        if parameter.required and main is not None:
             return None
         raise self._cannot(pipe, f"does not keep its parameter '{parameter.name}' as an attribute of that name")
 

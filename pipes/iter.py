@@ -31,6 +31,7 @@ from pipes.stages.moving import DeviceMover, PinMemory
 from pipes.stages.paragraphs import ParagraphAggregator
 from pipes.stages.random_splitting import RandomSplitter
 from pipes.stages.restructuring import Dropper, Flattener, Rows2Columnar, Slicer
+from pipes.stages.sampling import SampleMultiplexer, Sampler
 from pipes.stages.selecting import Cycler, Enumerator, Header, IndexAdder, LengthSetter, Skipper
 from pipes.stages.sharding import ShardingFilter
 from pipes.stages.shuffling import InBatchShuffler, Shuffler
@@ -101,6 +102,8 @@ __all__ = [
     "S3FileLister",
     "S3FileLoader",
     "S3FileSaver",
+    "SampleMultiplexer",
+    "Sampler",
     "Saver",
     "ShardExpander",
     "ShardingFilter",

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from path_manager import FolderManager
 from s3_objects import put_objects
 from tars import make_tar
+from torch.utils.data import RandomSampler
 from user_pipes import Plain, Stateless, Summing
 
 from pipes import IterDataPipe
@@ -35,6 +36,8 @@ from pipes.iter import (
     IterableWrapper,
     MapToIterConverter,
     S3FileLister,
+    SampleMultiplexer,
+    Sampler,
 )
 from pipes.map import SequenceWrapper
 
@@ -256,6 +259,10 @@ CASES: dict[str, Case] = {
         .shuffle(3)
         .save_to_s3(filepath_fn=lambda name: f"s3://cases/saved/{name}", endpoint_url=at.s3)
     ),
+    "iter.SampleMultiplexer": lambda at: (
+        SampleMultiplexer({texts(12).shuffle(3): 3, texts(5): 1.5, texts(0): 1}).shuffle(3)
+    ),
+    "iter.Sampler": lambda at: Sampler(texts(12), RandomSampler).map(lambda index: [index, PAYLOAD]).shuffle(3),
     "iter.Saver": lambda at: texts().map(lambda text: (f"{at.folder}/saved/{text}", text)).shuffle(3).save_to_disk(),
     "iter.ShardExpander": lambda at: texts().map(lambda text: text + "-{08..11}").shuffle(3).shard_expand(),
     "iter.ShardingFilter": lambda at: texts().shuffle(4).sharding_filter().shuffle(2),

@@ -20,7 +20,7 @@ from pipes.datapipe import IterDataPipe, MapDataPipe, functional_datapipe
 from pipes.errors import ConfigError
 from pipes.formats.decode import Decoder
 from pipes.inspector.report import describe_graph
-from pipes.iter import IterableWrapper, Mapper, Shuffler
+from pipes.iter import IterableWrapper, Mapper, SampleMultiplexer, Shuffler
 from pipes.map import SequenceWrapper
 
 PLAIN = st.recursive(
@@ -180,3 +180,9 @@ pipe:
         changed = text.replace("on_error: skip, max_errors: 5", wrong if "3" in wrong else "max_errors: 5")
         with pytest.raises(ConfigError, match=why):
             load_graph(changed, functions=functions)
+
+
+def test_pipes_in_a_dict_have_no_place_in_yaml() -> None:
+    pipe = SampleMultiplexer({IterableWrapper([1]): 2, IterableWrapper([3]): 1})
+    with pytest.raises(ConfigError, match="does not keep its parameter 'pipes_to_weights_dict'"):
+        dump_graph(pipe)

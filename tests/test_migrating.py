@@ -67,6 +67,8 @@ ITER = {
     "Rows2Columnar": "source_datapipe column_names",
     "S3FileLister": "source_datapipe length request_timeout_ms region masks",
     "S3FileLoader": "source_datapipe request_timeout_ms region buffer_size multi_part_download",
+    "SampleMultiplexer": "pipes_to_weights_dict seed",
+    "Sampler": "datapipe sampler sampler_args sampler_kwargs",
     "Saver": "source_datapipe mode filepath_fn",
     "ShardExpander": "source_datapipe",
     "ShardingFilter": "source_datapipe sharding_group_filter",
@@ -94,8 +96,6 @@ MAP = {
 # Its stages that are not here, by chained name, or by class where there is none.
 MISSING_ITER = [
     "HuggingFaceHubReader",
-    "SampleMultiplexer",
-    "Sampler",
     "async_map_batches",
     "bucketbatch",
     "dataframe",

@@ -18,6 +18,7 @@ MODULES = (
     "paragraphs",
     "random_splitting",
     "restructuring",
+    "sampling",
     "selecting",
     "sharding",
     "shuffling",

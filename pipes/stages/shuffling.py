@@ -19,7 +19,7 @@ from pipes.stages.batching import UnBatcher
 from pipes.stages.wrapping import as_pipe
 from pipes.state import Anchors, Capture, Position, Ticks, damaged
 
-__all__ = ["InBatchShuffler", "Reshuffled", "Shuffler"]
+__all__ = ["InBatchShuffler", "Reseeded", "Reshuffled", "Shuffler"]
 
 T = TypeVar("T")
 
@@ -158,21 +158,26 @@ class _InOrderRun(Run):
         return self.inputs[0].replay(count, wanted)
 
 
-class Reshuffled:
-    """The switches that every stage with a random order of its own has."""
+class Reseeded:
+    """A stage with draws of its own, to which a seed can be given."""
 
-    _enabled = True
     _seed: int | None = None
     _seed_epoch: int | None = 0
-
-    def set_shuffle(self, shuffle: bool = True) -> Self:
-        """Switch the shuffle on or off (then elements pass in order); returns the pipe."""
-        self._enabled = shuffle
-        return self
 
     def set_seed(self, seed: int) -> Self:
         """Use `seed` for this stage, from its next iteration on as epoch 0; returns the pipe."""
         self._seed, self._seed_epoch = whole("seed", seed), None
+        return self
+
+
+class Reshuffled(Reseeded):
+    """The switches that every stage with a random order of its own has."""
+
+    _enabled = True
+
+    def set_shuffle(self, shuffle: bool = True) -> Self:
+        """Switch the shuffle on or off (then elements pass in order); returns the pipe."""
+        self._enabled = shuffle
         return self
 
 
