@@ -49,6 +49,7 @@ Make = Callable[..., Any]
 
 def made(cls: Any, source: Any, name: str) -> Make:
     needed = NEEDED.get(name, {})
+    source = {source: 1} if name == "SampleMultiplexer" else source
     return lambda **given: cls(source, **{**needed, **given})
 
 
