@@ -56,7 +56,16 @@ Class = TypeVar("Class", bound=type)
 _HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 # What running leaves on a pipe and no copy of it takes along.
 _UNSAVED = frozenset(
-    {"_pipes_epoch", "_pipes_seed", "_seed_epoch", "_generation", "_iteration", "_sharding_told", "_sent_by"}
+    {
+        "_as_built",
+        "_pipes_epoch",
+        "_pipes_seed",
+        "_seed_epoch",
+        "_generation",
+        "_iteration",
+        "_sharding_told",
+        "_sent_by",
+    }
 )
 _CATALOGUES = ("pipes.iter", "pipes.map")
 

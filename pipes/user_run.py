@@ -3,7 +3,8 @@
 Three kinds, by what the class says of itself:
 - `state_dict()` and `load_state_dict(state)`: its state is saved beside that of what it reads;
 - `stateless = True`: it passes each element on before it takes the next, so what it reads says it all;
-- neither: a restore replays it from the start of the epoch, and a warning names it once.
+- neither: a restore replays it from the start of the epoch, and a warning names it once. Numbers that it keeps on
+  itself (a count of epochs, as a seed) are set to what they were then; anything else is as it was built.
 
 While its `__iter__` runs, `iter()` of a pipe that it reads joins the running graph. A second `iter()` of the same pipe
 within the epoch is a new round: shuffles in it draw anew. `super().__iter__()` in a subclass of a built-in stage runs
@@ -28,6 +29,7 @@ from pipes.state import Capture, Position, Table, Ticks, count_from, damaged
 __all__ = ["UserRun"]
 
 _SUPER = "super"
+_NUMBERS = (bool, int, float)
 _warned: set[type] = set()
 
 
@@ -38,6 +40,17 @@ class _Slot:
 
     def __init__(self, round_: int, run: Run) -> None:
         self.round, self.run, self.claimed = round_, run, False
+
+
+def _changed(pipe: Any) -> dict[str, Any]:
+    """Return the numbers that a user's pipe keeps on itself and that are not what they were before its first epoch."""
+    now = {
+        name: value
+        for name, value in vars(pipe).items()
+        if type(value) in _NUMBERS and value - value == 0 and not name.startswith("_")
+    }
+    built = pipe.__dict__.setdefault("_as_built", now)
+    return {name: value for name, value in now.items() if name not in built or built[name] != value}
 
 
 def _by_next(pipe: Any) -> Iterator[Any]:
@@ -65,6 +78,8 @@ class UserRun(Run):
         self.slots: dict[str, _Slot] = {}
         self.ticks = Ticks()
         self.skip = 0
+        # What `_changed` gave at the start of the epoch.
+        self.numbers: dict[str, Any] = {}
         self.saved: str | None = None
         self.started = self.ended = False
         # How many iterators of each source are open, and how many graphs the user's code built so far.
@@ -88,8 +103,9 @@ class UserRun(Run):
             for name, source in self.sources.items():
                 if name not in self.slots and type(source)._iterable:
                     self._open(name, 0, None)
-        if self.replays and position and not self.ended:
-            self.skip = position["given"]
+        if self.replays and not self.ended:
+            self.skip = position.get("given", 0)
+            self.numbers = {**_changed(self.pipe), **position.get("numbers", {})}
         if "state" in position:
             self.saved = json.dumps(position["state"])
 
@@ -98,6 +114,7 @@ class UserRun(Run):
             raise damaged(f"stage {self.stage} does not say where it stands")
         if self.replays and not position.get("ended", False):
             count_from(position, "given", self.stage)
+            self._check_numbers(position.get("numbers", {}))
             return
         sources = position.get("sources")
         if not isinstance(sources, dict):
@@ -107,6 +124,13 @@ class UserRun(Run):
                 raise damaged(f"stage {self.stage} has no source {name!r}")
             if "again" in entry:
                 count_from(entry, "again", self.stage)
+
+    def _check_numbers(self, numbers: Any) -> None:
+        known = vars(self.pipe)
+        for name, value in numbers.items() if isinstance(numbers, dict) else (("", None),):
+            fits = type(known[name]) in _NUMBERS if name in known else not hasattr(type(self.pipe), name)
+            if type(value) not in _NUMBERS or not fits or not name.isidentifier() or name.startswith("_"):
+                raise damaged(f"stage {self.stage} keeps no number {name!r} on itself")
 
     def check_upstream(self, position: Position) -> None:
         for name, entry in position.get("sources", {}).items():
@@ -200,6 +224,7 @@ class UserRun(Run):
     def _own(self) -> Iterator[Any]:
         """Begin what the user wrote."""
         pipe = self.pipe
+        vars(pipe).update(self.numbers)
         reset = getattr(type(pipe), "reset", None)
         if callable(reset):
             reset(pipe)
@@ -218,7 +243,7 @@ class UserRun(Run):
 
     def capture(self) -> Capture:
         if self.replays and not self.ended:
-            return self.skip or self.ticks.count, False, None, ()
+            return self.skip or self.ticks.count, False, self.numbers, ()
         if not self.ended:
             self._check_known()
         sources = tuple([(name, slot.round, slot.run.captures()) for name, slot in self.slots.items()])
@@ -254,7 +279,7 @@ class UserRun(Run):
         given, ended, state, sources = captured
         if self.replays and not ended:
             self._warn()
-            return {"given": given}
+            return {"given": given, "numbers": state} if state else {"given": given}
         position: dict[str, Position] = {"ended": True} if ended else {}
         if state is not None:
             position["state"] = json.loads(state)
@@ -283,7 +308,8 @@ class UserRun(Run):
         if type(self.pipe) not in _warned:
             _warned.add(type(self.pipe))
             warnings.warn(
-                f"stage {self.stage} has no state of its own, so a resume replays it from the start of the epoch; give "
+                f"stage {self.stage} has no state of its own, so a resume replays it from the start of the epoch, as "
+                "it was built but for the numbers that it keeps on itself; give "
                 f"{type(self.pipe).__name__} state_dict() and load_state_dict(), or set `stateless = True` on it "
                 "when it passes each element on before it takes the next",
                 stacklevel=2,

@@ -256,6 +256,11 @@ class Stream:
         """The notes that the error which ended this stream refused to take."""
         return self._context.loose_notes
 
+    @property
+    def keeps_numbers(self) -> bool:
+        """Whether a user's stage counts epochs, or the like, so that who replays it has to know its numbers."""
+        return any(getattr(run, "numbers", None) for run in self._context.runs.values())
+
     def counts(self) -> dict[str, StageCounts]:
         """Return what each stage with `on_error`, or that leaves things out, has counted; empty without any."""
         return self._context.tallies.counts() if self._context.tallies else {}

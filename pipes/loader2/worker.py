@@ -229,7 +229,9 @@ class _Worker:
             shares = len(self._states) > 1
             graph = self._copies.of(self._epoch_graph, number) if shares else self._epoch_graph
             self._streams[number] = Stream(graph, self._plan, number, self._states[number], shares=shares, make=make)
-            self._snapshots[number] = (self._streams[number].given, time.monotonic())
+            # One that is needed at all comes with the first output.
+            late = self._job.snapshot_every if self._streams[number].keeps_numbers else 0
+            self._snapshots[number] = (self._streams[number].given - late, time.monotonic())
         return self._streams[number]
 
     def _reset_graph(self) -> IterDataPipe[Any]:

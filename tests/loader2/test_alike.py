@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +13,9 @@ import torch
 from loading import loader_of, take, through_json
 
 from pipes import IterDataPipe
+from pipes.errors import StateError
 from pipes.iter import IterableWrapper
+from pipes.saved import sealed
 
 pytestmark = [
     pytest.mark.usefixtures("no_residue"),
@@ -178,6 +182,66 @@ class Counting(IterDataPipe[int]):
         self.epochs += 1
         for number in self.source:
             yield number + 100 * self.epochs
+
+
+class Epochs(IterDataPipe[int]):
+    """Shuffles by the number of the epoch, which it counts."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(N))
+        random.Random(self.epoch).shuffle(order)
+        self.epoch += 1
+        yield from order
+
+
+@pytest.mark.filterwarnings("ignore:worker .* died")
+def test_a_stage_that_counts_epochs_is_replayed_by_its_count() -> None:
+    def epochs(killed: tuple[int, ...]) -> list[list[int]]:
+        found = []
+        with loader_of(Epochs().sharding_filter(), 2, 3) as loader:
+            for epoch in range(3):
+                iterator = iter(loader)
+                # One of each stream, at least: a worker that has given nothing yet has not told its count.
+                found.append(take(iterator, 5))
+                if epoch in killed:
+                    os.kill(loader.stats()["workers"][0], signal.SIGKILL)
+                found[-1] += iterator
+        return found
+
+    expected = epochs(())
+    assert expected[0] != expected[1] != expected[2]
+    assert epochs((1, 2)) == expected
+    with loader_of(Epochs().sharding_filter(), 0, 3) as loader:
+        assert list(loader) == expected[0]
+        iterator = iter(loader)
+        assert take(iterator, 7) == expected[1][:7]
+        state = through_json(loader.state_dict())
+    with loader_of(Epochs().sharding_filter(), 0) as loader:
+        loader.load_state_dict(state)
+        assert [list(loader), list(loader)] == [expected[1][7:], expected[2]]
+
+
+@pytest.mark.parametrize("numbers", [{"order": 1}, {"__iter__": 1}, {"epoch": "2"}, {"batch": 1}, [1], {"_x": 1}])
+def test_a_state_sets_numbers_only(numbers: Any) -> None:
+    with loader_of(Epochs().batch(2)) as loader:
+        list(loader)
+        next(iter(loader))
+        state = through_json(loader.state_dict())
+    (stream,) = state["streams"].values()
+    table = stream["table"]
+    stage = next(name for name in table if "Epochs" in name)
+    assert table[stage]["numbers"] == {"epoch": 1}
+    table[stage]["numbers"] = numbers
+    state = sealed(state)
+    with loader_of(Epochs().batch(2)) as loader:
+        if numbers == {"order": 1}:  # made in a later epoch, it may be
+            loader.load_state_dict(state)
+        else:
+            with pytest.raises(StateError):
+                loader.load_state_dict(state)
 
 
 @pytest.mark.parametrize("stage", [Windows, Itself, Counting])
