@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pipes.stages.keyed import MapBatcher, MapConcater, MapInMemoryCacheHolder, MapMapper, MapShuffler, MapZipper
     from pipes.stages.looking_up import MapKeyZipper
     from pipes.stages.mapping import Mapper
+    from pipes.stages.matching import IterKeyZipper
     from pipes.stages.moving import DeviceMover, PinMemory
     from pipes.stages.paragraphs import ParagraphAggregator
     from pipes.stages.restructuring import Dropper, Flattener, Rows2Columnar, Slicer
@@ -783,6 +784,19 @@ class ChainedIter(Generic[T_co]):
     def zip_longest(self, *datapipes: IterDataPipe[Any], fill_value: Any = None) -> ZipperLongest:
         """Give tuples of one element of each pipe, to the end of the longest; `fill_value` stands for those that
         ended."""
+        raise NotImplementedError
+
+    def zip_with_iter(
+        self,
+        ref_datapipe: IterDataPipe[Any],
+        key_fn: Callable[[Any], Any],
+        ref_key_fn: Callable[[Any], Any] | None = None,
+        keep_key: bool = False,
+        buffer_size: int | None = 10000,
+        merge_fn: Callable[[Any, Any], Any] | None = None,
+    ) -> IterKeyZipper:
+        """Give each element of the source with the element of another pipe that has the same key, in the source's
+        order."""
         raise NotImplementedError
 
     def zip_with_map(

@@ -27,6 +27,7 @@ from pipes.stages.grouping import Grouper
 from pipes.stages.joining import Concater, Multiplexer, MultiplexerLongest, Zipper, ZipperLongest
 from pipes.stages.looking_up import MapKeyZipper
 from pipes.stages.mapping import Mapper
+from pipes.stages.matching import IterKeyZipper
 from pipes.stages.moving import DeviceMover, PinMemory
 from pipes.stages.paragraphs import ParagraphAggregator
 from pipes.stages.random_splitting import RandomSplitter
@@ -77,6 +78,7 @@ __all__ = [
     "IoPathFileOpener",
     "IoPathSaver",
     "IterDataPipe",
+    "IterKeyZipper",
     "IterableWrapper",
     "JsonLinesParser",
     "JsonParser",

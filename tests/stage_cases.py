@@ -197,6 +197,7 @@ CASES: dict[str, Case] = {
     ),
     "iter.InBatchShuffler": lambda at: texts(12).batch(5).in_batch_shuffle().shuffle(2),
     "iter.IndexAdder": lambda at: texts().shuffle(4).map(lambda text: {"text": text}).add_index().shuffle(3),
+    "iter.IterKeyZipper": lambda at: texts(12).shuffle(3).zip_with_iter(texts(14).shuffle(5), str),
     "iter.IterableWrapper": lambda at: texts(),
     "iter.IterableWrapper of what is no list": lambda at: IterableWrapper({f"{PAYLOAD}{n}": n for n in range(5)}),
     "iter.JsonLinesParser": lambda at: at.files("*.jsonl").parse_jsonl(),

@@ -30,6 +30,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "DeviceMover": {"device": "cpu"},
     "Forker": {"num_instances": 2},
     "Grouper": {"group_key_fn": abs, "group_size": 2},
+    "IterKeyZipper": {"ref_datapipe": IterableWrapper("ab"), "key_fn": str},
     "LengthSetter": {"length": 2},
     "MaxTokenBucketizer": {"max_token_count": 3},
     "RoundRobinDemultiplexer": {"num_instances": 2},

@@ -50,6 +50,7 @@ ITER = {
     "IoPathFileLister": "root masks *pathmgr *handler",
     "IoPathFileOpener": "source_datapipe mode pathmgr handler",
     "IoPathSaver": "source_datapipe mode filepath_fn *pathmgr *handler",
+    "IterKeyZipper": "source_datapipe ref_datapipe key_fn ref_key_fn keep_key buffer_size merge_fn",
     "IterableWrapper": "iterable deepcopy",
     "JsonParser": "source_datapipe",
     "LengthSetter": "source_datapipe length",

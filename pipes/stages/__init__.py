@@ -14,6 +14,7 @@ MODULES = (
     "keyed",
     "looking_up",
     "mapping",
+    "matching",
     "moving",
     "paragraphs",
     "random_splitting",
