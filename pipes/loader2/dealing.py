@@ -80,7 +80,7 @@ class DealtSource(IterDataPipe[Any]):
     def _length(self, shard: Shard) -> int:
         if isinstance(self.upstream_length, str):
             raise TypeError(self.upstream_length)
-        return max(0, -(-(self.upstream_length - shard[0]) // shard[1]))
+        return -(-(self.upstream_length - shard[0]) // shard[1])
 
 
 class Dealer:

@@ -112,4 +112,4 @@ class ShardingFilter(IterDataPipe[T]):
     def _length(self, shard: Shard) -> int:
         own, count = self.share()
         index, total = own + count * shard[0], count * shard[1]
-        return max(0, -(-(length_of(self.source_datapipe, (0, 1)) - index) // total))
+        return -(-(length_of(self.source_datapipe, (0, 1)) - index) // total)

@@ -210,6 +210,13 @@ class TestParts:
         graph = IterableWrapper([1]).sharding_filter()
         assert cut(graph) == (graph, None)
 
+    def test_the_length_is_that_of_what_its_streams_give(self) -> None:
+        for count in (4, 10, 11, 12):
+            with loader_of(once(count).set_length(count).sharding_filter().batch(2), 0, 4) as loader:
+                assert len(loader) == len(list(loader))
+        with pytest.raises(TypeError, match=r"IterableWrapper .* has no length: its iterable, a .*, has none"):
+            len(loader_of(once().sharding_filter().batch(2), 0, 4))
+
     def test_positions_of_looks_inside_anchors(self) -> None:
         table = {"0:DealtSource": {"at": 9}, "1:Shuffler": {"anchor": {"table": {"0:DealtSource": {"at": 4}}}}}
         assert sorted(positions_of(table, "DealtSource")) == [4, 9]

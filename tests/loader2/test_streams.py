@@ -63,6 +63,15 @@ def test_it_goes_on_from_every_snapshot(name: str, number: int) -> None:
         stream.next()
 
 
+@pytest.mark.parametrize("name", ["plain", "batches"])
+def test_it_goes_on_from_the_epoch_s_start(name: str) -> None:
+    make = GRAPHS[name]
+    whole = drain(Stream(make(), PLAN, 0))
+    again = Stream(make(), PLAN, 0, StreamState(None, 0, 11))
+    assert again.given == 11
+    assert drain(again) == whole[11:]
+
+
 def test_a_stream_that_ended_stays_so() -> None:
     stream = Stream(numbers(), PLAN, 0, StreamState(given=200, ended=True))
     assert stream.given == 200
@@ -170,5 +179,5 @@ def test_draws_above_a_buffer_are_noticed() -> None:
         (numbers().map(with_draws).batch(2), None),
     ):
         stream = Stream(graph, PLAN, 0)
-        drain(stream, 60)
+        assert len(drain(stream, 60)) == 60
         assert stream.drew_above == stage, graph
