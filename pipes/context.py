@@ -17,7 +17,7 @@ from typing import Any
 from pipes.errors import GraphError
 from pipes.node import Node, above_shard, automatic_shard_point, check_depth, label_of, stage_names, walk
 from pipes.run import Run, ShardRun
-from pipes.seeds import derive_key
+from pipes.seeds import derive_key, seed_was_asked
 from pipes.state import Position, Table, anchor_of, count_from, positions_in
 from pipes.tallies import Tallies
 
@@ -29,6 +29,8 @@ class Context:
 
     #: Whether stages should finish an element before they take the next, so that it is known which one they die of.
     one_by_one = False
+    #: Whether it was made inside an element, so that its draws hang on the global generators.
+    inside = False
 
     def __init__(
         self,
@@ -163,6 +165,8 @@ class Context:
 
     def key(self, stage: str, pipe: Node) -> int:
         """Return the key of a stage's draws; the streams share one above the shard point, and differ below it."""
+        if self.inside:
+            seed_was_asked()
         stream = -1 if id(pipe) in self.above_shard else self.stream
         own = getattr(pipe, "_seed", None)
         epoch = self.epoch

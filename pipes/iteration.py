@@ -26,7 +26,14 @@ from pipes.errors import StaleIteratorError, StateError
 from pipes.pipe_state import Iteration, Loaded, loaded_into, read, state_at
 from pipes.run import Node, Run, inputs_of, walk
 from pipes.shard_points import check_shard_points
-from pipes.shares import is_one_of_several, reading_a_share, seed_of, stream_of, warn_of_automatic_sharding
+from pipes.shares import (
+    is_one_of_several,
+    reading_a_share,
+    reads_a_share,
+    seed_of,
+    stream_of,
+    warn_of_automatic_sharding,
+)
 from pipes.state import Table
 from pipes.tallies import Tallies
 
@@ -305,6 +312,7 @@ def _context_of_its_own(pipe: Node, loaded: Loaded | None = None) -> Context:
         alone=True,
         on_changed_data=on_changed_data,
     )
+    context.inside = reads_a_share()
     pipe.__dict__["_pipes_epoch"] = epoch + 1
     for node in nodes:
         if loaded is not None and context.names[id(node)] in loaded.seeded:

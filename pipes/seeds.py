@@ -38,7 +38,7 @@ __all__ = [
 
 # Elements without a draw, after which code is taken not to draw, or to draw no more.
 _WATCHED, _QUIET = 16, 1024
-# How often a pipe that a function iterates took its seed from torch's generator.
+# How often a pipe that a function iterates drew by the seed of torch's generator.
 _asked = 0
 
 Part = int | str
@@ -223,7 +223,7 @@ def _waiting_gauss(bits: Any) -> float | None:
 
 
 def seed_was_asked() -> None:
-    """Count as a draw that torch's seed was read, for draws will depend on it."""
+    """Count it as a draw that something is drawn by torch's seed."""
     global _asked
     _asked += 1
 

@@ -15,7 +15,6 @@ from types import FunctionType
 
 from pipes.context import Context
 from pipes.node import Node, describe_automatic_sharding
-from pipes.seeds import seed_was_asked
 
 __all__ = [
     "is_one_of_several",
@@ -148,8 +147,6 @@ def warn_of_automatic_sharding(context: Context) -> None:
 def _initial_seed() -> int:
     import torch
 
-    if _reading.now:
-        seed_was_asked()
     return torch.initial_seed()
 
 

@@ -244,6 +244,16 @@ def test_a_state_sets_numbers_only(numbers: Any) -> None:
                 loader.load_state_dict(state)
 
 
+def test_a_pipe_inside_an_element_is_a_draw_only_if_it_draws() -> None:
+    for inner, drew in ((rows, True), (lambda start: IterableWrapper(range(start, start + 4)).map(int), False)):
+        # A batch is a unit of draws, so the state is that after it.
+        graph = IterableWrapper(range(0, N, 4)).flatmap(inner).sharding_filter().batch(1)
+        with loader_of(graph, 0, 2) as loader:
+            next(iter(loader))
+            table = through_json(loader.state_dict())
+        assert ("drew" in str(table)) is drew
+
+
 @pytest.mark.parametrize("stage", [Windows, Itself, Counting])
 def test_streams_of_one_process_do_not_meet_in_a_user_s_pipe(stage: Callable[[IterDataPipe[int]], Any]) -> None:
     found = []
