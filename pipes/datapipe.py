@@ -101,8 +101,18 @@ def _caller() -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
+# Stages of torchdata that nothing here needs, or that stand elsewhere.
+_ELSEWHERE = {
+    "prefetch": "leave it out: the workers of a DataLoader2 work ahead, and load_files_by_s3 reads ahead",
+    "fullsync": "DistributedReadingService ends an epoch on all ranks at once",
+    "sharding_round_robin_dispatch": "use sharding_filter(); the main process deals what can be read once only",
+}
+
+
 @functools.lru_cache(maxsize=64)  # the engine asks every pipe for optional attributes, and a search takes 0.4 ms
 def _hint(name: str, chained: frozenset[str]) -> str:
+    if name in _ELSEWHERE:
+        return f"; {_ELSEWHERE[name]}"
     near = difflib.get_close_matches(name, chained, n=1)
     return f"; did you mean '.{near[0]}'?" if near else "; `dir(pipe)` lists the chained names"
 

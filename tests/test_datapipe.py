@@ -105,6 +105,7 @@ def test_functions_register_too() -> None:
         ("bacth", r"did you mean '\.batch'\?"),
         ("sharding_filer", r"did you mean '\.sharding_filter'\?"),
         ("qqqqqq", r"`dir\(pipe\)` lists the chained names"),
+        ("prefetch", "leave it out: the workers of a DataLoader2 work ahead"),
     ],
 )
 def test_an_unknown_name_suggests_the_nearest(name: str, hint: str) -> None:
