@@ -300,6 +300,8 @@ class Engine(Owned):
             self._deal(worker, stream, number)
         elif kind == Kind.DREW:
             self.drew_above = content.decode()
+        elif kind == Kind.BEGUN:
+            self._streams[stream].begin(content)
         else:
             if kind != Kind.COUNTS:
                 self._streams[stream].all_arrived = kind == Kind.END

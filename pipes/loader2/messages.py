@@ -18,6 +18,7 @@ Worker to main
     ERROR    (iteration, stream, given), the packed error: the stream raised; the iteration is over for this worker
     NEED     (iteration, stream, number): the stream waits for that element of the source that main reads
     DREW     (iteration, stream, 0), a stage's name: users' draws from the global generators were seen above that stage
+    BEGUN    (iteration, stream, given), a snapshot's pickle: where a stream begins whose stages count epochs
     COUNTS   (iteration, stream, given), pickle {stage: counts}: what was skipped up to the output, or end, that follows
     LOG, WARNING   what logging and warnings gave, for main to replay
 """
@@ -49,6 +50,7 @@ class Kind(IntEnum):
     NEED = 16
     DREW = 17
     COUNTS = 18
+    BEGUN = 19
 
 
 BATCH_HEAD = struct.Struct("<qqqI4x")

@@ -43,6 +43,11 @@ class Progress:
         # What its stages have skipped up to the last output given, or a little beyond.
         self.counts = base.counts
 
+    def begin(self, snapshot: bytes) -> None:
+        """Take in where the worker has begun, which says more than `base`."""
+        self.arrived_snapshot = self.arrived_snapshot or snapshot
+        self.given_snapshot = self.given_snapshot or snapshot
+
     def count(self, counts: Mapping[str, StageCounts]) -> bool:
         """Take in what the stages have counted up to the output that follows; tell whether there are more errors."""
         errors = sum(each.errors for each in self.counts.values())

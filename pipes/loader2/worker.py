@@ -228,10 +228,13 @@ class _Worker:
                 make = partial(TracedContext, self._tracing)
             shares = len(self._states) > 1
             graph = self._copies.of(self._epoch_graph, number) if shares else self._epoch_graph
-            self._streams[number] = Stream(graph, self._plan, number, self._states[number], shares=shares, make=make)
-            # One that is needed at all comes with the first output.
-            late = self._job.snapshot_every if self._streams[number].keeps_numbers else 0
-            self._snapshots[number] = (self._streams[number].given - late, time.monotonic())
+            stream = Stream(graph, self._plan, number, self._states[number], shares=shares, make=make)
+            self._streams[number] = stream
+            self._snapshots[number] = (stream.given, time.monotonic())
+            if stream.keeps_numbers:
+                self._send(
+                    Kind.BEGUN, [EVENT_HEAD.pack(self._iteration, number, stream.given), self._snapshot_now(stream)]
+                )
         return self._streams[number]
 
     def _reset_graph(self) -> IterDataPipe[Any]:
@@ -296,14 +299,17 @@ class _Worker:
             return b""
         self._snapshots[stream.number] = (stream.given, now)
         fault_points.reach("before the snapshot")
+        snapshot = self._snapshot_now(stream)
+        fault_points.reach("after the snapshot")
+        return snapshot
+
+    def _snapshot_now(self, stream: Stream) -> bytes:
         taken = stream.snapshot()
         snapshot: Reached = taken
         if self._job.init_fn is not None or self._job.reset_fn is not None:
             # Main has another graph, and could not make a table of these captures.
             snapshot = taken[0], stream.table(taken)
-        pickled = pickle.dumps(snapshot, protocol=5)
-        fault_points.reach("after the snapshot")
-        return pickled
+        return pickle.dumps(snapshot, protocol=5)
 
     def _packed(self, output: Any, stream: Stream) -> Packed:
         try:

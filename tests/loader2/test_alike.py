@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,26 +186,28 @@ class Counting(IterDataPipe[int]):
 
 
 class Epochs(IterDataPipe[int]):
-    """Shuffles by the number of the epoch, which it counts."""
+    """Shuffles by the number of the epoch, which it counts; it may die once, before it gives anything."""
 
-    def __init__(self) -> None:
-        self.epoch = 0
+    def __init__(self, dies: Path | None = None) -> None:
+        self.epoch, self.dies = 0, dies
 
     def __iter__(self) -> Iterator[int]:
         order = list(range(N))
         random.Random(self.epoch).shuffle(order)
         self.epoch += 1
+        if self.epoch == 3 and self.dies is not None and self.dies.exists():
+            self.dies.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
         yield from order
 
 
 @pytest.mark.filterwarnings("ignore:worker .* died")
-def test_a_stage_that_counts_epochs_is_replayed_by_its_count() -> None:
-    def epochs(killed: tuple[int, ...]) -> list[list[int]]:
+def test_a_stage_that_counts_epochs_is_replayed_by_its_count(tmp_path: Path) -> None:
+    def epochs(killed: tuple[int, ...], dies: Path | None = None) -> list[list[int]]:
         found = []
-        with loader_of(Epochs().sharding_filter(), 2, 3) as loader:
+        with loader_of(Epochs(dies).sharding_filter(), 2, 3) as loader:
             for epoch in range(3):
                 iterator = iter(loader)
-                # One of each stream, at least: a worker that has given nothing yet has not told its count.
                 found.append(take(iterator, 5))
                 if epoch in killed:
                     os.kill(loader.stats()["workers"][0], signal.SIGKILL)
@@ -214,6 +217,9 @@ def test_a_stage_that_counts_epochs_is_replayed_by_its_count() -> None:
     expected = epochs(())
     assert expected[0] != expected[1] != expected[2]
     assert epochs((1, 2)) == expected
+    (tmp_path / "dies").touch()
+    assert epochs((), tmp_path / "dies") == expected
+    assert not (tmp_path / "dies").exists()
     with loader_of(Epochs().sharding_filter(), 0, 3) as loader:
         assert list(loader) == expected[0]
         iterator = iter(loader)
