@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +89,11 @@ def test_every_point_is_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     log_points(monkeypatch, tmp_path)
     with loader_of(regular(), 1, STREAMS, snapshot_every=2) as loader:
         with_pauses(loader)
+        next(iter(loader))
+        # Nobody reads meanwhile, so that what does not fit into the socket has to wait.
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "in the middle of a message").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
     with loader_of(dealt(), 1) as loader, pytest.warns(UserWarning, match="wraps a generator"):
         list(loader)
     with loader_of(failing(), 1) as loader, pytest.raises(ZeroDivisionError):
