@@ -26,11 +26,9 @@ import torch
 from pipes.datapipe import IterDataPipe
 from pipes.device_choice import resolve_device
 from pipes.devices import Device
-from pipes.error_policy import StageCounts
 from pipes.errors import GraphError
 from pipes.loader2.dealing import Dealer
-from pipes.loader2.iterator import NOTHING, Runner
-from pipes.loader2.slot import Counts
+from pipes.loader2.iterator import NOTHING, Runner, RunnerAround
 from pipes.loader2.streams import Plan, StreamState
 from pipes.moving import Sender, Sent
 from pipes.node import walk
@@ -89,46 +87,15 @@ def take_off(
     return graph, None if found is None else Feeding(found)
 
 
-class Feeder:
+class Feeder(RunnerAround):
     """A runner whose outputs are on a device."""
 
     def __init__(self, runner: Runner, feeding: Feeding) -> None:
-        self._runner, self._sender = runner, feeding.sender()
+        super().__init__(runner)
+        self._sender = feeding.sender()
         # What stays on the host has nothing to be ahead with.
         self._prefetch = 0 if feeding.device.name == "host" else feeding.prefetch
         self._ahead: deque[_Ahead] = deque()
-        # Of what the runner gave: outputs given to the user, and those that earlier epochs dropped.
-        self._given = self._dropped = 0
-
-    @property
-    def drew_above(self) -> str | None:
-        """The stage above which users' draws from the global generators were seen."""
-        return self._runner.drew_above
-
-    @property
-    def inherited(self) -> bool:
-        """Whether it belongs to the process that this one was forked from."""
-        return self._runner.inherited
-
-    @property
-    def inner(self) -> Any:
-        """What the loader's iterator forwards unknown attributes to."""
-        return self._runner.inner
-
-    @property
-    def batches(self) -> int:
-        """The outputs given to the user."""
-        return self._given
-
-    @property
-    def counts(self) -> list[Counts]:
-        """What each worker gave, also what was sent ahead."""
-        return self._runner.counts
-
-    @property
-    def _not_given(self) -> int:
-        # Not by what lies ahead: an output may have been on its way there when Ctrl-C came.
-        return self._runner.batches - self._given - self._dropped
 
     def begin(self, plan: Plan, states: dict[int, StreamState], dealer: Dealer | None) -> None:
         """Begin an epoch; drops what was sent ahead."""
@@ -182,26 +149,6 @@ class Feeder:
     def _send(self, output: _Ahead) -> None:
         output.sent = self._sender.send(output.host)
         output.host = None
-
-    def next_ready(self) -> Any:
-        """Return NOTHING: nobody looks ahead of this."""
-        return NOTHING
-
-    def pause(self) -> None:
-        """Pause the runner; what was sent ahead stays for after `resume`."""
-        self._runner.pause()
-
-    def resume(self) -> None:
-        """Let the runner go on."""
-        self._runner.resume()
-
-    def states(self, without: int = 0) -> dict[int, StreamState]:
-        """Return where each stream stands after the last output given to the user."""
-        return self._runner.states(self._not_given + without)
-
-    def stage_counts(self) -> dict[str, StageCounts]:
-        """Return what the stages have skipped in this epoch."""
-        return self._runner.stage_counts()
 
     def close(self) -> None:
         """Wait for the copies under way, then close the runner; see the contract."""

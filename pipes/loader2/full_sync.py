@@ -18,52 +18,28 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from pipes.error_policy import StageCounts
 from pipes.loader2.agreement import Agreement
 from pipes.loader2.dealing import Dealer
-from pipes.loader2.iterator import NOTHING, Runner
-from pipes.loader2.slot import Counts
+from pipes.loader2.iterator import Runner, RunnerAround
 from pipes.loader2.streams import Plan, StreamState
 
 __all__ = ["FullSync"]
 
 
-class FullSync:
+class FullSync(RunnerAround):
     """A runner that ends on all ranks at once."""
 
-    #: A forked child is told why it cannot go on, instead of waiting for a group that nobody else makes.
-    inherited = False
-
     def __init__(self, runner: Runner, agreement: Agreement) -> None:
-        self._runner, self._agreement = runner, agreement
+        super().__init__(runner)
+        self._agreement = agreement
         self._pid = os.getpid()
-        self._epoch = 0
-        # Of what the runner gave: outputs given to the user, in all and in this epoch, and those that were dropped.
-        self._given = self._dropped = self._given_before = 0
+        # The epoch, and the outputs given before it.
+        self._epoch = self._given_before = 0
 
     @property
-    def drew_above(self) -> str | None:
-        """The stage above which users' draws from the global generators were seen."""
-        return self._runner.drew_above
-
-    @property
-    def inner(self) -> Any:
-        """What the loader's iterator forwards unknown attributes to."""
-        return self._runner.inner
-
-    @property
-    def batches(self) -> int:
-        """The outputs given to the user."""
-        return self._given
-
-    @property
-    def counts(self) -> list[Counts]:
-        """What each worker gave, also what was dropped."""
-        return self._runner.counts
-
-    @property
-    def _not_given(self) -> int:
-        return self._runner.batches - self._given - self._dropped
+    def inherited(self) -> bool:
+        """False: a forked child is told why it cannot go on, and does not wait for a group that nobody else makes."""
+        return False
 
     def begin(self, plan: Plan, states: dict[int, StreamState], dealer: Dealer | None) -> None:
         """Begin an epoch, on all ranks; raises RankError when one of them could not, or begins another one."""
@@ -94,26 +70,6 @@ class FullSync:
             raise StopIteration
         self._given += 1
         return output
-
-    def next_ready(self) -> Any:
-        """Return NOTHING: nobody looks ahead of this."""
-        return NOTHING
-
-    def pause(self) -> None:
-        """Pause the runner."""
-        self._runner.pause()
-
-    def resume(self) -> None:
-        """Let the runner go on."""
-        self._runner.resume()
-
-    def states(self, without: int = 0) -> dict[int, StreamState]:
-        """Return where each stream stands after the last output given to the user."""
-        return self._runner.states(self._not_given + without)
-
-    def stage_counts(self) -> dict[str, StageCounts]:
-        """Return what the stages have skipped in this epoch."""
-        return self._runner.stage_counts()
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

@@ -17,7 +17,7 @@ from pipes.loader2.streams import Plan, StreamState
 if TYPE_CHECKING:
     from pipes.loader2.loader import DataLoader2
 
-__all__ = ["MOST_AHEAD", "NOTHING", "DataLoader2Iterator", "Runner"]
+__all__ = ["MOST_AHEAD", "NOTHING", "DataLoader2Iterator", "Runner", "RunnerAround"]
 
 T = TypeVar("T")
 
@@ -48,6 +48,65 @@ class Runner(Protocol):
     def states(self, without: int = 0) -> dict[int, StreamState]: ...
     def stage_counts(self) -> dict[str, StageCounts]: ...
     def close(self) -> None: ...
+
+
+class RunnerAround:
+    """What a runner around another one leaves to that; it counts the outputs that it gives itself."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        # Of what the runner gave: outputs given to the user, and those that earlier epochs dropped.
+        self._given = self._dropped = 0
+
+    @property
+    def drew_above(self) -> str | None:
+        """The stage above which users' draws from the global generators were seen."""
+        return self._runner.drew_above
+
+    @property
+    def inherited(self) -> bool:
+        """Whether it belongs to the process that this one was forked from."""
+        return self._runner.inherited
+
+    @property
+    def inner(self) -> Any:
+        """What the loader's iterator forwards unknown attributes to."""
+        return self._runner.inner
+
+    @property
+    def batches(self) -> int:
+        """The outputs given to the user."""
+        return self._given
+
+    @property
+    def counts(self) -> list[Counts]:
+        """What each worker gave, also what the user was not given."""
+        return self._runner.counts
+
+    @property
+    def _not_given(self) -> int:
+        # By the runner's count: an output may have been on its way to the user when Ctrl-C came.
+        return self._runner.batches - self._given - self._dropped
+
+    def next_ready(self) -> Any:
+        """Return NOTHING: nobody looks ahead of this."""
+        return NOTHING
+
+    def pause(self) -> None:
+        """Pause the runner; what it gave ahead of the user stays for after `resume`."""
+        self._runner.pause()
+
+    def resume(self) -> None:
+        """Let the runner go on."""
+        self._runner.resume()
+
+    def states(self, without: int = 0) -> dict[int, StreamState]:
+        """Return where each stream stands after the last output given to the user."""
+        return self._runner.states(self._not_given + without)
+
+    def stage_counts(self) -> dict[str, StageCounts]:
+        """Return what the stages have skipped in this epoch."""
+        return self._runner.stage_counts()
 
 
 class DataLoader2Iterator(Iterator[T], Generic[T]):
