@@ -11,6 +11,7 @@ Contract
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import io
 import linecache
@@ -21,7 +22,6 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -113,12 +113,18 @@ class _Shipper(cloudpickle.Pickler):  # type: ignore[misc]
             module, top = getattr(obj, "__module__", None), obj.__qualname__.partition(".")[0]
             if isinstance(module, str) and self._is_foreign(module):
                 named = getattr(sys.modules[module], top, None)
-                if isinstance(named, type | types.FunctionType) and named.__module__ == module:
+                # What is made inside a function does not need it, and it may use what cannot travel.
+                local = "<locals>" in obj.__qualname__
+                if isinstance(named, type | types.FunctionType) and named.__module__ == module and not local:
                     self.named[module, top] = named
                 if isinstance(obj, type) and top != obj.__qualname__:
                     self.nested.append((obj, obj.__qualname__))
             if isinstance(obj, types.FunctionType):
                 self.functions.append(obj)
+        elif isinstance(obj, functools._lru_cache_wrapper) and self._needs_value(obj):
+            return functools.lru_cache(**obj.cache_parameters()), (obj.__wrapped__,)
+        elif type(obj) is functools.cached_property:
+            return _cached_property, (obj.func, obj.attrname)  # Python 3.11 has a lock in it
         elif isinstance(obj, types.CodeType):
             file = obj.co_filename
             if file in linecache.cache and not os.path.exists(file):
@@ -132,6 +138,11 @@ class _Shipper(cloudpickle.Pickler):  # type: ignore[misc]
         met = self.named, self.nested, self.sources
         self.named, self.nested, self.sources = {}, [], {}
         return met
+
+    def _needs_value(self, obj: Any) -> bool:
+        """Return whether a worker would not find `obj` under its name."""
+        module = sys.modules.get(obj.__module__)
+        return module is None or self._is_foreign(obj.__module__) or getattr(module, obj.__qualname__, None) is not obj
 
     def _is_foreign(self, module: str) -> bool:
         if module not in self.foreign:
@@ -159,6 +170,13 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 def _view(integers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return integers.view(dtype)
+
+
+def _cached_property(function: Callable[[Any], Any], name: str | None) -> functools.cached_property[Any]:
+    made = functools.cached_property(function)
+    if name is not None:
+        made.__set_name__(object, name)
+    return made
 
 
 def _code_of_file(file: str, factory: Callable[..., types.CodeType], arguments: tuple[Any, ...]) -> types.CodeType:
@@ -256,7 +274,7 @@ def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(obj, types.MethodType):
         yield f"the object of the method {obj.__func__.__name__}", obj.__self__
         yield f"the method {obj.__func__.__name__}", obj.__func__
-    elif isinstance(obj, partial):
+    elif isinstance(obj, functools.partial):
         yield "the function of partial", obj.func
         yield from ((f"argument {index}", value) for index, value in enumerate(obj.args))
         yield from ((f"argument {name!r}", value) for name, value in obj.keywords.items())

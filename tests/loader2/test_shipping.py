@@ -24,7 +24,21 @@ from pipes.loader2.shipping import find_unpicklable, ship, unship
 LOCK = threading.Lock()
 
 SOURCE = """
+import functools, threading
 TABLE = [1, 2, 3]
+LOCK = threading.Lock()
+def main():
+    LOCK.acquire()
+    class Local:
+        def give(self): return "local"
+    return lambda: Local().give()
+@functools.lru_cache(maxsize=5)
+def sum_to(n): return n and n + sum_to(n - 1)
+class Table:
+    @functools.cached_property
+    def rows(self): return TABLE
+    @functools.lru_cache
+    def row(self, n): return self.rows[n]
 def use_table():
     return TABLE
 class Outer:
@@ -149,7 +163,7 @@ def test_other_refusals(obj: Any, reason: str) -> None:
 def test_big_global_is_warned_about_by_name(monkeypatch: pytest.MonkeyPatch, foreign: Any) -> None:
     monkeypatch.setattr(shipping, "BIG", 2**20)
     foreign.TABLE = bytes(3 * 2**20)
-    with pytest.warns(UserWarning, match=r"the global 'TABLE' \(3 MiB\) .* use_table \(<cell 5>:3\)"):
+    with pytest.warns(UserWarning, match=r"the global 'TABLE' \(3 MiB\) .* use_table \(<cell 5>:17\)"):
         ship(Stage(foreign.use_table))
     with pytest.warns(UserWarning, match=r"the closure variable 'value' \(2 MiB\)"):
         ship(closure_over(bytearray(2 * 2**20)))
@@ -180,6 +194,21 @@ def test_classes_of_modules_that_a_worker_cannot_import_come_home(foreign: Any) 
     ]
 
 
+def test_what_a_function_made_travels_without_that_function(foreign: Any) -> None:
+    made = foreign.main()
+    assert in_fresh_interpreter("give(unship(inputs[0])().encode())", ship(made)) == b"local"
+
+
+def test_caching_functions_travel(foreign: Any) -> None:
+    code = """
+sum_to, local, table, row = unship(inputs[0])
+give(pickle.dumps((sum_to(4), sum_to.cache_parameters(), local(2), table.rows is table.rows, row(2))))
+"""
+    table = foreign.Table()
+    packed = ship((foreign.sum_to, functools.lru_cache(recursive()), table, table.row))
+    assert pickle.loads(in_fresh_interpreter(code, packed)) == (10, {"maxsize": 5, "typed": False}, 0, True, 3)
+
+
 def test_tracebacks_of_a_worker_show_the_users_lines(foreign: Any) -> None:
     def fails() -> None:
         raise ValueError("here")  # the line in question
@@ -191,7 +220,7 @@ for function in unship(inputs[0]):
     except Exception: give(traceback.format_exc().encode())
 """
     text = in_fresh_interpreter(code, ship((foreign.fail, fails))).decode()
-    assert 'File "<cell 5>", line 9, in fail\n    def fail(): raise Far("y")\n' in text
+    assert 'File "<cell 5>", line 23, in fail\n    def fail(): raise Far("y")\n' in text
     assert f'File "{__file__}", line {fails.__code__.co_firstlineno + 1}, in fails\n' in text
     assert "# the line in question" in text
 
