@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import resource
-import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -130,18 +129,6 @@ class TestAPoisonElement:
         shown = {int(line) for line in (tmp_path / "shown").read_text().split()}
         assert 31 in shown
         assert all(number % 2 == 1 and number <= 31 for number in shown), shown
-
-    def test_deaths_at_different_places(self) -> None:
-        with loader_of(numbers(400), 1, max_restarts=2, prefetch=1) as loader:
-            iterator = iter(loader)
-            with pytest.raises(WorkerDiedError) as caught:  # noqa: PT012
-                while True:
-                    os.kill(loader.stats()["workers"][0], signal.SIGKILL)
-                    take(iterator, 20)
-            error = caught.value
-            assert (error.signal, error.exit_code) == (signal.SIGKILL, None)
-            assert "out-of-memory" in error.reason
-            assert "times at this one" not in str(error)
 
 
 def test_the_first_death_names_the_output() -> None:
