@@ -60,7 +60,6 @@ def held_inputs(draws: Draws, buffer_size: int, taken: int, given: int) -> list[
 class _ShufflerRun(Run):
     """Draw number g decides output g; the anchors lie one buffer length (at least 64 inputs) apart."""
 
-    stateful = True
     anchored = True
     count_fields = ("taken", "given")
 
@@ -162,7 +161,7 @@ class Reseeded:
     """A stage with draws of its own, to which a seed can be given."""
 
     _seed: int | None = None
-    _seed_epoch: int | None = 0
+    _seed_epoch: int | None
 
     def set_seed(self, seed: int) -> Self:
         """Use `seed` for this stage, from its next iteration on as epoch 0; returns the pipe."""

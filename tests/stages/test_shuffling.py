@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stage_contract import check_everywhere, check_stage, saved, start
 
@@ -41,6 +41,8 @@ def test_contract_over_many_blocks_of_draws() -> None:
 
 @settings(max_examples=60)
 @given(st.integers(0, 400), st.integers(1, 90), st.integers(0, 2**64 - 1))
+# A slot that was last hit more than a block of draws ago, also at the end of the input.
+@example(5000, 300, 1)
 def test_held_inputs_agree_with_a_shuffle_that_runs(inputs: int, buffer: int, seed: int) -> None:
     key = derive_key(seed)
     draws = Draws(key)
@@ -192,6 +194,7 @@ def test_a_restore_at_ninety_percent_of_a_million_reads_a_few_thousand() -> None
     assert [element for element, _ in zip(again, range(5000), strict=False)] == expected
     assert calls[0] <= 15_000
     assert len(str(state)) < 1000
+    assert state["2:Shuffler"]["anchor"]["taken"] > 885_000
 
 
 def test_the_counts_of_a_state_are_few_and_hold_no_elements() -> None:
@@ -253,5 +256,6 @@ def test_a_shuffle_inside_batches() -> None:
     assert run.replay(2, [1]) == whole[1:2]
     assert made[-3:] == [3, 4, 5]
     assert list(run) == whole[2:]
-    with pytest.raises(TypeError, match="not iterable"):
+    with pytest.raises(TypeError, match="not iterable") as caught:
         list(numbers(2).in_batch_shuffle())
+    assert "1:InBatchShuffler" in caught.value.__notes__[0]
