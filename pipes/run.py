@@ -62,9 +62,9 @@ _first = itemgetter(0)
 class Run:
     """One pipe while it is iterated. Stages subclass it and give `elements`; those with state, the other hooks too.
 
-    `segment` holds the stages whose captures together say where this run stands: itself when `stateful`, and
-    those of its inputs, unless it is `anchored`: then its own position tells all of it. `count_fields` names those of
-    a position that are counts. A stage with `on_error`, or one that `leaves_out` things by rule, has a `tally`, which
+    `segment` holds the stages whose captures together say where this run stands: those of its inputs, and itself when
+    `stateful`; only itself when `anchored`: then its own position tells all of it. `count_fields` names those of a
+    position that are counts. A stage with `on_error`, or one that `leaves_out` things by rule, has a `tally`, which
     stands in the segment behind it.
     """
 

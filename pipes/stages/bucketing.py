@@ -32,7 +32,6 @@ class _BucketsRun(Run):
     passes over the batches that were `given` from it.
     """
 
-    stateful = True
     anchored = True
     leaves_out = True
     count_fields = ("taken", "given")

@@ -33,7 +33,6 @@ class ExpandingRun(Run):
     input again (the anchor lies at most 16 inputs before it) and goes past those outputs.
     """
 
-    stateful = True
     anchored = True
     count_fields = ("taken", "given")
     #: Inputs between two anchors: so many are taken again by a restore.

@@ -73,7 +73,6 @@ class _GrouperRun(Run):
     A group goes out with the input that fills it, or the buffer; so the inputs taken tell which groups went.
     """
 
-    stateful = True
     anchored = True
     leaves_out = True
     count_fields = ("taken",)

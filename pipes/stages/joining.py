@@ -156,7 +156,6 @@ class ZipperLongest(IterDataPipe[tuple[Any, ...]]):
 class _MultiplexerRun(_JoiningRun):
     """Takes a whole round before it gives the first of it; a restore takes the open round again."""
 
-    stateful = True
     anchored = True
     count_fields = ("rounds", "given")
 

@@ -28,7 +28,6 @@ class _IterKeyZipperRun(Run):
     `taken` counts the references, `given` the elements of the source; an anchor has both.
     """
 
-    stateful = True
     anchored = True
     leaves_out = True
     count_fields = ("taken", "given")

@@ -20,7 +20,6 @@ _join_lines = "\n".join
 class _ParagraphAggregatorRun(Run):
     """The position is the number of the first line that no paragraph given has: a restore reads on from there."""
 
-    stateful = True
     anchored = True
     count_fields = ("taken",)
 

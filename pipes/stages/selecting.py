@@ -246,7 +246,6 @@ class LengthSetter(IterDataPipe[T]):
 class _CyclerRun(Run):
     """Every round is a context of its own within the epoch, so shuffles differ from round to round."""
 
-    stateful = True
     anchored = True
 
     def input_pipes(self) -> Sequence[Node]:

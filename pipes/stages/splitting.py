@@ -31,7 +31,6 @@ _KEPT_ANCHORS = 256
 class _SplitterRun(Run):
     """Run of the shared stage: `queues[i]` holds (number of the input, element) for child i."""
 
-    stateful = True
     anchored = True
     count_fields = ("taken",)
 

@@ -49,7 +49,6 @@ Calls = Generator[tuple[Any, "Future[Any]"], None, None]
 class _ThreadPoolRun(AppliedRun):
     """`taken` counts the inputs whose outputs were given, or that were skipped; those in flight are not in it."""
 
-    stateful = True
     anchored = True
     count_fields = ("taken",)
 
