@@ -28,7 +28,7 @@ from pipes.loader2.sharding import length_over_streams, warnings_of_sharding
 from pipes.loader2.streams import Plan, StreamState
 from pipes.node import walk
 from pipes.shard_points import check_shard_points, splits_by_level
-from pipes.shares import rank_and_world
+from pipes.shares import rank_and_world, reads_a_share
 from pipes.stages.wrapping import as_pipe
 
 __all__ = ["DataLoader2"]
@@ -145,8 +145,8 @@ class DataLoader2(Generic[T]):
     def _join_group(self) -> None:
         """Take in a process group that began after the loader was made, as trainers begin theirs."""
         rank, world = rank_and_world()
-        # One that has ended leaves the loader as it was.
-        if world == 1 or (rank, world) == (self._rank, self._world):
+        # A group that has ended leaves the loader as it was; inside an element it is read whole.
+        if (world == 1 and not reads_a_share()) or (rank, world) == (self._rank, self._world):
             return
         if self._runner is not None:
             raise RuntimeError(

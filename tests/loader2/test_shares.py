@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from loading import loader_of, logged_calls, take, through_json
 
 from pipes import IterDataPipe
 from pipes.iter import IterableWrapper
+from pipes.loader2 import DataLoader2
 from pipes.map import SequenceWrapper
 
 pytestmark = pytest.mark.usefixtures("no_residue")
@@ -55,14 +57,16 @@ class TestNested:
             lambda: numbers(3).sharding_filter().threadpool_map(lambda number: list(rows(number))).unbatch(),
             lambda: IterableWrapper(numbers(3).flatmap(rows)),
             lambda: IterableWrapper(iter(range(3)), deepcopy=False).flatmap(rows).sharding_filter(),
+            lambda: numbers(3).sharding_filter().flatmap(lambda number: list(DataLoader2(rows(number)))),
+            lambda: IterableWrapper(DataLoader2(numbers(3).flatmap(rows))).sharding_filter(),
         ],
-        ids=["flatmap", "threads", "wrapped", "dealt"],
+        ids=["flatmap", "threads", "wrapped", "dealt", "loader", "loader wrapped"],
     )
     def test_no_rank_loses_rows(self, graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         found: list[int] = []
         for rank in range(2):
-            for module in ("shares", "loader2.loader"):
-                monkeypatch.setattr(f"pipes.{module}.rank_and_world", lambda rank=rank: (rank, 2))
+            for name, value in (("is_initialized", True), ("get_rank", rank), ("get_world_size", 2)):
+                monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
             with loader_of(graph(), 0) as loader:
                 found += loader
             # Outside of it, a rank has its share again.
