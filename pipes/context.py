@@ -21,7 +21,15 @@ from pipes.seeds import derive_key, seed_was_asked
 from pipes.state import Position, Table, anchor_of, count_from, positions_in
 from pipes.tallies import Tallies
 
-__all__ = ["Context"]
+__all__ = ["Context", "feeds_two"]
+
+
+def feeds_two(name: str) -> GraphError:
+    """Return the error for a pipe that two stages of a graph read."""
+    return GraphError(
+        f"{name} feeds two stages of one graph; a pipe has one iterator, so give each its own copy of the elements "
+        "with .fork(2)"
+    )
 
 
 class Context:
@@ -108,10 +116,7 @@ class Context:
         """Return the run of `pipe` if it is open and may be shared; refuse a second reader of any other."""
         run = self.runs.get(id(pipe))
         if run is not None and not type(pipe)._shared:
-            raise GraphError(
-                f"{self.names[id(pipe)]} feeds two stages of one graph; a pipe has one iterator, "
-                "so give each its own copy of the elements with .fork(2)"
-            )
+            raise feeds_two(self.names[id(pipe)])
         return run
 
     def _new_run(self, pipe: Node) -> Run:

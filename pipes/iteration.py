@@ -16,11 +16,12 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 from inspect import GEN_CREATED, getgeneratorstate
 from itertools import chain
 from typing import Any, Protocol
 
-from pipes.context import Context
+from pipes.context import Context, feeds_two
 from pipes.error_policy import check_budget, tell
 from pipes.errors import StaleIteratorError, StateError
 from pipes.pipe_state import Iteration, Loaded, loaded_into, read, state_at
@@ -72,13 +73,25 @@ class _Generation:
         self.context.above_shard = outer.above_shard
         self.members: list[weakref.ref[Context]] = []
         self.started: set[int] = set()
+        self.context.at_close.append(partial(_Generation._taken_over, weakref.ref(self)))
         self.run: Any = _begin(self.context)
 
-    def end(self, successor: str) -> None:
+    @staticmethod
+    def _taken_over(self: weakref.ref[_Generation]) -> None:
+        """Tell the children's iterators that what they read is at its end because somebody else iterates it."""
+        generation = self()
+        why = None if generation is None else generation.context.replaced_by
+        if generation is not None and why is not None:
+            generation._replace_members(why)
+
+    def _replace_members(self, why: str) -> None:
         for member in self.members:
             context = member()
             if context is not None:
-                _replace(context, _newer(successor))
+                _replace(context, why)
+
+    def end(self, successor: str) -> None:
+        self._replace_members(_newer(successor))
         self.context.close()
 
 
@@ -252,6 +265,8 @@ def _join_generations(context: Context) -> list[Node]:
     for key, (main, children) in shared.items():
         generation: _Generation | None = main.__dict__.get("_generation")
         whole = len(children) == vars(main)["num_instances"]
+        if generation is not None and generation.context.replaced_by is not None:
+            generation = None
         if generation is not None and any(id(child) in generation.started for child in children):
             # Who starts all children again, in one graph, takes nothing from anybody.
             if not whole and not generation.run.finished():
@@ -269,7 +284,18 @@ def _join_generations(context: Context) -> list[Node]:
         generation.members.append(weakref.ref(context))
         context.runs[key] = generation.run
         context.adopted.add(key)
+        private = _but_for(generation.context, private, context)
     return private
+
+
+def _but_for(shared: Context, private: list[Node], context: Context) -> list[Node]:
+    """Return the pipes that a context reads but for those of a shared stage, which a user's pipe may refer to, too."""
+    theirs = {id(node) for node in shared.nodes}
+    for node in private:
+        twice = [source for source in inputs_of(node) if id(source) in theirs and not type(source)._shared]
+        if twice and id(node) not in theirs and getattr(type(node), "_own_iter", None) is None:
+            raise feeds_two(context.names[id(twice[0])])
+    return [node for node in private if id(node) not in theirs]
 
 
 def _forget(key: int) -> Callable[[weakref.ref[Context]], None]:

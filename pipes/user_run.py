@@ -23,7 +23,7 @@ from typing import Any
 from pipes.context import Context
 from pipes.errors import StateError
 from pipes.iteration import expect, stop_expecting
-from pipes.run import Node, Run, inputs_of
+from pipes.run import Node, Run, inputs_of, walk
 from pipes.state import Capture, Position, Table, Ticks, count_from, damaged
 
 __all__ = ["UserRun"]
@@ -96,13 +96,15 @@ class UserRun(Run):
             self.check(position)
         position = position or {}
         self.ended = position.get("ended", False)
-        for name, entry in position.get("sources", {}).items():
-            self._open(name, entry.get("again", 0), entry["table"])
-        if _SUPER not in self.sources:
+        saved = position.get("sources", {})
+        # What another source reads is opened for that one, and once more only when the user asks for it, too.
+        read = {id(node) for source in self.sources.values() for node in walk(source)[:-1]}
+        for name, source in sorted(self.sources.items(), key=lambda each: id(each[1]) in read):
+            if name in saved:
+                self._open(name, saved[name].get("again", 0), saved[name]["table"])
             # Whether a subclass of a built-in stage reads its source or asks its base to do so shows later.
-            for name, source in self.sources.items():
-                if name not in self.slots and type(source)._iterable:
-                    self._open(name, 0, None)
+            elif _SUPER not in self.sources and type(source)._iterable and id(source) not in read:
+                self._open(name, 0, None)
         if self.replays and not self.ended:
             self.skip = position.get("given", 0)
             self.numbers = {**_changed(self.pipe), **position.get("numbers", {})}
@@ -146,7 +148,7 @@ class UserRun(Run):
 
     def _run_of(self, name: str, pipe: Node, round_: int, table: Table | None) -> Run:
         context = self.context
-        fresh = round_ == 0 and (name == _SUPER or id(pipe) not in context.runs or type(pipe)._shared)
+        fresh = round_ == 0 and (name == _SUPER or not self._is_read(pipe))
         if name != _SUPER:
             return context.open(pipe, table) if fresh else context.again(pipe, round_).start(table)
         if not fresh or any(id(source) in context.runs for source in inputs_of(pipe)):
@@ -155,6 +157,16 @@ class UserRun(Run):
         run: Run = self.maker(pipe, context, f"{self.stage}+super")
         context.at_close.append(run.close)
         return context.open_run(pipe, run, table)
+
+    def _is_read(self, pipe: Node) -> bool:
+        """Return whether the context has a run of `pipe`, or of what it reads, which it may not share."""
+        pending, seen = [pipe], set[int]()
+        while pending:
+            node = pending.pop()
+            if id(node) not in seen and not type(node)._shared:
+                seen.add(id(node))
+                pending += inputs_of(node)
+        return not seen.isdisjoint(self.context.runs)
 
     def executing(self) -> bool:
         """Return whether the user's code is running now, in this thread or another."""

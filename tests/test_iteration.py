@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from pipes import IterDataPipe
-from pipes.errors import StaleIteratorError
+from pipes.errors import GraphError, StaleIteratorError
 from pipes.iter import IterableWrapper
 from pipes.node import walk
 from pipes.shares import sharded_by_hand
@@ -76,6 +76,31 @@ def test_iterating_a_part_ends_the_whole_and_the_other_way_round() -> None:
     next(iter(pipe))
     with pytest.raises(StaleIteratorError):
         next(part)
+
+
+@pytest.mark.parametrize("use", [list, lambda source: list(source.map(str))])
+def test_iterating_what_a_fork_reads_ends_its_children(use: Any) -> None:
+    source = numbers(5)
+    left, right = source.demux(2, lambda x: x % 2)
+    first, second = iter(left), iter(right)
+    assert [next(first), next(second)] == [0, 1]
+    use(source)
+    for child in (first, second):
+        with pytest.raises(StaleIteratorError, match="0:IterableWrapper took over"):
+            list(child)
+    assert [list(right), list(left)] == [[1, 3], [0, 2, 4]]
+
+
+def test_a_pipe_beside_its_own_children_is_refused() -> None:
+    for join in (
+        lambda source, left, right: source.zip(left, right),
+        lambda source, left, right: left.zip(source, right),
+        lambda source, left, right: left.zip(source.map(str)),
+    ):
+        source = numbers(5)
+        pipe = join(source, *source.demux(2, lambda x: x % 2))
+        with pytest.raises(GraphError, match="0:IterableWrapper feeds two stages of one graph"):
+            list(pipe)
 
 
 def test_graphs_without_a_pipe_in_common_do_not_disturb_each_other() -> None:

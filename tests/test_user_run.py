@@ -14,12 +14,14 @@ from stage_contract import check_stage, saved, start
 from user_pipes import (
     ByNext,
     Equal,
+    Keeps,
     Named,
     Negated,
     Nested,
     OwnBatches,
     OwnPickle,
     Pairing,
+    Parts,
     Plain,
     Product,
     Reader,
@@ -50,7 +52,7 @@ def before_and_after(cls: Callable[[Any], IterDataPipe[Any]], size: int = 9) -> 
     ]
 
 
-FORMS: list[Any] = [Plain, Stateless, Summing, Rounds, ByNext, SourceIterator, Equal, OwnPickle, Nested]
+FORMS: list[Any] = [Plain, Stateless, Summing, Rounds, ByNext, SourceIterator, Equal, OwnPickle, Nested, Keeps, Parts]
 FORMS += [
     lambda s: Strings(s, str),
     lambda s: Twice(s, str),
@@ -98,6 +100,13 @@ def test_each_round_of_a_source_is_shuffled_anew() -> None:
     rounds = [[x for number, x in given if number == wanted] for wanted in range(3)]
     assert [sorted(each) for each in rounds] == [list(range(20))] * 3
     assert rounds[0] != rounds[1] != rounds[2] != rounds[0]
+
+
+def test_what_a_stage_keeps_beside_its_children_costs_no_elements() -> None:
+    pipe = Keeps(numbers(5).shuffle(3))
+    for _ in range(2):
+        assert sorted(pipe) == [(str(x), x) for x in range(5)]
+    assert sorted(Parts(numbers(5))) == [0, 1, 2, 3, 4, 5]
 
 
 def test_two_loops_over_one_source_are_independent() -> None:

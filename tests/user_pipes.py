@@ -122,6 +122,33 @@ class Nested(Reader):
         yield from self.source.map(lambda x: -x).shuffle(4).batch(2)
 
 
+class Keeps(Reader):
+    """Keeps what it was given beside the pipes that it built over it."""
+
+    stateless = True
+
+    def __init__(self, source: Any) -> None:
+        super().__init__(source)
+        self.left, self.right = source.fork(2)
+        self.pairs = self.left.map(str).zip(self.right)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.pairs
+
+
+class Parts(Reader):
+    """Reads one pipe by way of several, one after the other, and itself."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__(source)
+        self.odd, self.even = source.filter(lambda x: x % 2 > 0), source.filter(lambda x: x % 2 == 0)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield sum(1 for _ in self.source)
+        yield from self.odd
+        yield from self.even
+
+
 class Equal(Stateless):
     """Cannot be hashed."""
 
