@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from pipes.errors import GraphError
-from pipes.node import Node, above_shard, automatic_shard_point, check_depth, label_of, stage_names, walk
+from pipes.node import Node, above_shard, automatic_shard_point, check_depth, label_of, names_of, walk
 from pipes.run import Run, ShardRun
 from pipes.seeds import derive_key, seed_was_asked
 from pipes.state import Position, Table, anchor_of, count_from, positions_in
@@ -61,7 +61,7 @@ class Context:
         #: By stage, what was listed once for all streams.
         self.listings = {} if listings is None else listings
         self.nodes = walk(last)
-        self.names = stage_names(last)
+        self.names = names_of(self.nodes)
         point = automatic_shard_point(self.nodes) if shard_automatically else None
         self.shard_after = point if streams > 1 else None
         # By the point where it would be split, so that one stream joins the same pairs as several do.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipes.errors import GraphError
@@ -22,12 +22,14 @@ __all__ = [
     "describe_automatic_sharding",
     "inputs_of",
     "label_of",
+    "names_of",
     "stage_names",
     "walk",
 ]
 
 BOTH_LEVELS = frozenset({"rank", "worker"})
 _MOST_INPUTS = 1000
+_CONTAINERS = (dict, list, tuple, set, frozenset)
 # What user functions inside the deepest stage may need.
 _SPARE_FRAMES = 100
 
@@ -99,21 +101,18 @@ def inputs_of(pipe: Node) -> list[Node]:
     """
     found: dict[int, Node] = {}
     seen: set[int] = set()
+    opaque = type(pipe)._opaque
 
-    def look(value: Any) -> None:
-        if isinstance(value, Node):
-            found.setdefault(id(value), value)
-        elif isinstance(value, dict | list | tuple | set | frozenset):
+    def look(values: Iterable[Any]) -> None:
+        for value in values:
+            if isinstance(value, Node):
+                found.setdefault(id(value), value)
             # No stage has a thousand inputs; a longer container is data, and walking it would cost seconds.
-            if len(value) > _MOST_INPUTS or id(value) in seen:
-                return
-            seen.add(id(value))
-            for item in (*value.keys(), *value.values()) if isinstance(value, dict) else value:
-                look(item)
+            elif isinstance(value, _CONTAINERS) and len(value) <= _MOST_INPUTS and id(value) not in seen:
+                seen.add(id(value))
+                look((*value.keys(), *value.values()) if isinstance(value, dict) else value)
 
-    for name, value in vars(pipe).items():
-        if name not in type(pipe)._opaque:
-            look(value)
+    look(value for name, value in vars(pipe).items() if name not in opaque)
     return list(found.values())
 
 
@@ -135,7 +134,12 @@ def walk(pipe: Node) -> list[Node]:
 
 def stage_names(pipe: Node) -> dict[int, str]:
     """Return `{id(pipe): stage id}` for the graph; a stage id is the place in the graph and the class name."""
-    return {id(node): f"{place}:{label_of(node)}" for place, node in enumerate(walk(pipe))}
+    return names_of(walk(pipe))
+
+
+def names_of(nodes: Iterable[Node]) -> dict[int, str]:
+    """Return what `stage_names` does, for a graph that was walked already."""
+    return {id(node): f"{place}:{label_of(node)}" for place, node in enumerate(nodes)}
 
 
 def check_depth(last: Node, nodes: Sequence[Node]) -> None:
