@@ -52,6 +52,8 @@ class Node:
     _numbers: ClassVar[bool] = False
     # Whether its constructor made the stage above it, of which its own parameters tell all.
     _made_above: bool = False
+    # Attributes that hold what a user gave for it to call.
+    _calls: ClassVar[tuple[str, ...]] = ()
     # How many levels of Python's recursion limit one stage takes while it runs.
     _levels: ClassVar[int] = 1
 
@@ -74,6 +76,10 @@ class Node:
         Words for what the number alone decides, as a batch; None when the elements, or draws, decide.
         """
         return None
+
+    def _calls_user(self) -> bool:
+        """Return whether this stage calls a function or class that its user gave it."""
+        return any(callable(vars(self).get(name)) for name in ("on_error", *type(self)._calls))
 
     def _is_replayed(self) -> bool:
         """Return whether a restore replays this stage, and so all upstream of it, from the start of the epoch."""

@@ -257,7 +257,7 @@ class ShardRun(Run):
         """Return whether streams split the inputs, and functions above decide which there are."""
         if self.context.streams == 1:
             return False
-        above = (node for node in walk(self.pipe) if type(node)._iterable and getattr(node, "calls_user", False))
+        above = (node for node in walk(self.pipe) if type(node)._iterable and type(node)._calls_user(node))
         return any(node._places() != () for node in above)
 
     def _alike(self, passed: int) -> Iterator[Any]:

@@ -125,6 +125,7 @@ class TarArchiveLoader(IterDataPipe[tuple[str, StreamWrapper]]):
     """
 
     run_class = _TarRun
+    _calls = ("select",)
 
     def __init__(
         self,
@@ -210,6 +211,7 @@ class ZipArchiveLoader(IterDataPipe[tuple[str, StreamWrapper]]):
     """
 
     run_class = _ZipRun
+    _calls = ("select",)
 
     def __init__(
         self,

@@ -208,7 +208,7 @@ def _notes(nodes: list[Node], stages: list[StageReport], point: Node | None, abo
             "A shard point stands below another one: unless they split by different groups, a stream gets a share of "
             "its share and the rest is lost. Keep the first."
         )
-    heavy = [names[id(node)] for node in nodes if id(node) in above and _calls_user(node)]
+    heavy = [names[id(node)] for node in nodes if id(node) in above and type(node)._calls_user(node)]
     if heavy:
         notes.append(
             f"{', '.join(heavy)}: above the shard point, so every stream calls these functions for all elements. "
@@ -224,8 +224,3 @@ def _notes(nodes: list[Node], stages: list[StageReport], point: Node | None, abo
     if unlimited:
         notes.append(f"{', '.join(unlimited)}: a buffer without limit grows with the distance between its readers.")
     return notes
-
-
-def _calls_user(node: Node) -> bool:
-    """Tell whether a stage has a function of the user's; `flatmap` may do without."""
-    return bool(getattr(node, "calls_user", False)) and vars(node).get("fn", node) is not None

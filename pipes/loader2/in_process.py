@@ -19,7 +19,7 @@ from pipes.loader2.merge import RoundRobin
 from pipes.loader2.random import seeds_of
 from pipes.loader2.sharing import list_once, with_listings
 from pipes.loader2.slot import Counts
-from pipes.loader2.streams import Plan, Stream, StreamState, calls_user, describe
+from pipes.loader2.streams import Plan, Stream, StreamState, describe, runs_users_code
 from pipes.loader2.worker import WorkerInfo
 from pipes.run import walk
 from pipes.seeds import GlobalGenerators
@@ -73,7 +73,7 @@ class InProcessEngine:
         if self._reset_fn is not None:
             seeds = seeds_of(plan.seed, plan.epoch).spawn(0)
             self._graph = self._reset_fn(self._graph, self._info, seeds)
-        self._seeded = calls_user(walk(self._graph))
+        self._seeded = runs_users_code(walk(self._graph))
         self._turns = RoundRobin(
             {stream: state.given for stream, state in states.items()},
             [stream for stream, state in states.items() if state.ended],

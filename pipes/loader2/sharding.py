@@ -92,8 +92,7 @@ def _is_heavy(node: Node) -> bool:
     own = getattr(type(node), "_own_iter", None) is not None or (
         isinstance(node, MapDataPipe) and not type(node).__module__.startswith("pipes.")
     )
-    calls = bool(getattr(node, "calls_user", False)) and vars(node).get("fn", node) is not None
-    return own or calls or type(node)._opens
+    return own or type(node)._calls_user(node) or type(node)._opens
 
 
 def _half_split(nodes: list[Node], names: dict[int, str], streams: int) -> Iterable[str]:

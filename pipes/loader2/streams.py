@@ -33,7 +33,7 @@ from pipes.stages.threads import ThreadPoolMapper
 from pipes.stages.wrapping import IterableWrapper, SequenceWrapper
 from pipes.state import Captures, Table
 
-__all__ = ["Plan", "Snapshot", "Stream", "StreamState", "calls_user", "collates_last", "describe", "unit_size"]
+__all__ = ["Plan", "Snapshot", "Stream", "StreamState", "collates_last", "describe", "runs_users_code", "unit_size"]
 
 Snapshot = tuple[int, Captures]
 
@@ -97,7 +97,7 @@ class StreamState:
         return replace(self, given=given)
 
 
-def calls_user(nodes: list[Node]) -> bool:
+def runs_users_code(nodes: list[Node]) -> bool:
     """Return whether iterating the graph runs a user's function or class."""
     return any(_is_users(node) for node in nodes)
 
@@ -107,9 +107,7 @@ def _is_users(node: Node) -> bool:
         return not isinstance(node.iterable, _DATA)
     if isinstance(node, MapDataPipe):
         return not (isinstance(node, SequenceWrapper) and isinstance(node.sequence, _DATA))
-    if callable(getattr(node, "on_error", None)):
-        return True
-    return bool(getattr(node, "calls_user", False)) or getattr(type(node), "_own_iter", None) is not None
+    return type(node)._calls_user(node) or getattr(type(node), "_own_iter", None) is not None
 
 
 def unit_size(graph: Node) -> int:
@@ -173,7 +171,7 @@ class Stream:
         self._plan = plan
         self._keys = KeyFamily(plan.seed, plan.epoch, "unit", number)
         self._context = plan.context(graph, number, make)
-        self.seeded = calls_user(self._context.nodes)
+        self.seeded = runs_users_code(self._context.nodes)
         # Where the draws of a unit of several outputs go on.
         self._generators: GlobalGenerators | None = None
         self._keeps_generators = shares and self.seeded and self.unit > 1
@@ -273,7 +271,7 @@ class Stream:
         """Notice users' draws above stages that keep elements back: a resume re-reads those with other draws."""
         for run in list(self._context.runs.values()):
             for source in run.inputs if run.anchored else ():
-                if source._iterator is None and calls_user(walk(source.pipe)):
+                if source._iterator is None and runs_users_code(walk(source.pipe)):
                     source._iterator = self._watched(source, run.stage)
 
     def _watched(self, source: Run, stage: str) -> Iterator[Any]:

@@ -118,6 +118,7 @@ class SaverPipe(AppliedPipe[str]):
     """Base of savers, which give `saved`: each `(name, data)` is written, and the name written comes out."""
 
     run_class = SavingRun
+    _calls = ("filepath_fn",)
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ class BatchMapper(IterDataPipe[R]):
     """
 
     run_class = _BatchMapperRun
-    calls_user = True
+    _calls = ("fn",)
     _made_above = True
 
     def __init__(

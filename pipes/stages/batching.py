@@ -74,6 +74,9 @@ class Batcher(IterDataPipe[DataChunk[T]]):
         self.drop_last = drop_last
         self.wrapper_class = wrapper_class
 
+    def _calls_user(self) -> bool:
+        return self.wrapper_class is not DataChunk
+
     def _places(self) -> tuple[str, ...]:
         return (f"batch({self.batch_size}, drop_last={self.drop_last})",)
 

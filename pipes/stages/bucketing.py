@@ -141,7 +141,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[T]]):
     run_class = _BucketsRun
     _levels = 2
     forms_batches = True
-    calls_user = True
+    _calls = ("len_fn",)
 
     def __init__(
         self,
@@ -234,6 +234,7 @@ class BucketBatcher(Reshuffled, IterDataPipe[DataChunk[T]]):
     """
 
     run_class = _PoolsRun
+    _calls = ("sort_key",)
     _levels = 2
     forms_batches = True
 
@@ -276,10 +277,6 @@ class BucketBatcher(Reshuffled, IterDataPipe[DataChunk[T]]):
     @property
     def buffer_size(self) -> int:
         return self.batch_size * self.batch_num * self.bucket_num
-
-    @property
-    def calls_user(self) -> bool:
-        return self.sort_key is not None
 
     @property
     def _mixes(self) -> bool:

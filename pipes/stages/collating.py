@@ -46,6 +46,8 @@ class Collator(Mapper[R]):
     [tensor([0, 1]), tensor([2])]
     """
 
+    _calls = ("conversion", "collate_fn")
+
     def __init__(
         self,
         datapipe: IterDataPipe[Any],

@@ -75,7 +75,7 @@ class Filter(IterDataPipe[T]):
     """
 
     run_class = _FilterRun
-    calls_user = True
+    _calls = ("filter_fn",)
 
     def __init__(
         self,

@@ -139,7 +139,7 @@ class FlatMapper(IterDataPipe[R]):
     """
 
     run_class = _FlatMapperRun
-    calls_user = True
+    _calls = ("fn",)
 
     def __init__(
         self,

@@ -184,7 +184,7 @@ class Grouper(IterDataPipe[Any]):
     # Shares of the elements would be parts of groups.
     _numbers = True
     forms_batches = True
-    calls_user = True
+    _calls = ("group_key_fn",)
     _chained_overloads: ClassVar[tuple[tuple[str, str], ...]] = (
         (
             "group_key_fn: Callable[[T], Any], *, buffer_size: int | None = 10000, group_size: int | None = None, "

@@ -36,7 +36,7 @@ class MapMapper(MapDataPipe[R]):
     '2'
     """
 
-    calls_user = True
+    _calls = ("fn",)
 
     def __init__(self, datapipe: MapDataPipe[T], fn: Callable[[T], R] = _same) -> None:
         check_columns(fn, None)

@@ -36,7 +36,7 @@ class MapKeyZipper(AppliedPipe[Any]):
     """
 
     run_class = _MapKeyZipperRun
-    calls_user = True
+    _calls = ("key_fn", "merge_fn")
     _input = "source_iterdatapipe"
 
     def __init__(

@@ -167,7 +167,7 @@ class Mapper(AppliedPipe[R]):
     """
 
     run_class = MapperRun
-    calls_user = True
+    _calls: ClassVar[tuple[str, ...]] = ("fn",)
     _chained_overloads: ClassVar[tuple[tuple[str, str], ...]] = (
         (
             "fn: Callable[..., R], *, rng: bool = False, on_error: OnError = 'raise', max_errors: MaxErrors = 0.1",

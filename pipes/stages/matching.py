@@ -177,7 +177,7 @@ class IterKeyZipper(IterDataPipe[Any]):
     run_class = _IterKeyZipperRun
     _pairs = True
     _levels = 2
-    calls_user = True
+    _calls = ("key_fn", "ref_key_fn", "merge_fn")
 
     def __init__(
         self,

@@ -99,7 +99,7 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
     """
 
     run_class = _ParagraphAggregatorRun
-    calls_user = True
+    _calls = ("joiner",)
 
     def __init__(
         self, source_datapipe: IterDataPipe[tuple[str, Any]], joiner: Callable[[list[Any]], Any] = _join_lines

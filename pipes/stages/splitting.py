@@ -201,7 +201,7 @@ class _ForkerSource(_Splitter):
 
 class _DemultiplexerSource(_Splitter):
     run_class = _DemultiplexerRun
-    calls_user = True
+    _calls = ("classifier_fn",)
     chained_as = "demux"
 
     def __init__(

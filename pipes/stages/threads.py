@@ -188,7 +188,7 @@ class ThreadPoolMapper(IterDataPipe[R]):
     """
 
     run_class = _ThreadPoolRun
-    calls_user = True
+    _calls = ("fn", "initializer")
     _levels = 3
     _chained_overloads: ClassVar[tuple[tuple[str, str], ...]] = (
         (
