@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec
 
 from torch.utils.data import Dataset, IterableDataset
 
+from pipes.as_built import attributes_to_send
 from pipes.context import Context
 from pipes.errors import GraphError
 from pipes.iteration import iterate, load_state_into, state_of
@@ -291,7 +292,7 @@ class IterDataPipe(ChainedIter[T_co], _Described, IterableDataset[T_co]):
         return stage(self, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in _UNSAVED} | rank_to_send()
+        return attributes_to_send(self, _UNSAVED) | rank_to_send()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

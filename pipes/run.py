@@ -10,10 +10,12 @@ Contract
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pipes.as_built import as_built
 from pipes.errors import add_note, brief, notes_of
 from pipes.node import (
     Node,
@@ -179,13 +181,17 @@ class Run:
         """Return this stage's own random stream, from draw number `start`."""
         return Draws(self.context.key(self.stage, self.pipe), start)
 
-    def begun(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Return the iterator of a user's code that `make` begins.
+    def begun(self, make: Callable[[], Iterator[Any]], keeper: Any) -> Iterator[Any]:
+        """Return the iterator of a user's code that `make` begins; `keeper`, unless None, is what it keeps things on.
 
         Above the point where streams split, what it draws from the global generators is the same in all of them: a
         source that shuffles its list in `__iter__` would else give each another list to split.
         """
         context = self.context
+        if keeper is not None:
+            first = context.epoch == 0 and not context.rounds
+            key = None if first else partial(context.key, self.stage, self.pipe)
+            make = partial(as_built(self.pipe).elements, keeper, key, make)
         if id(self.pipe) not in context.above_shard or (context.alone and context.streams == 1):
             return make()
         return drawing_alike(make, context.key(self.stage, self.pipe))

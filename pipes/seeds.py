@@ -30,6 +30,7 @@ __all__ = [
     "KeyedGenerator",
     "derive_key",
     "drawing_alike",
+    "drawn",
     "drawn_alike",
     "seed_globals",
     "seed_was_asked",
@@ -231,7 +232,7 @@ def seed_was_asked() -> None:
     _asked += 1
 
 
-def _drawn() -> tuple[Any, ...]:
+def drawn() -> tuple[Any, ...]:
     """Return what draws from the global generators change."""
     numpy = _memory(_numpy.get_bit_generator()) or repr(np.random.get_state(legacy=False))
     return _asked, random.getstate(), numpy, torch.default_generator.get_state().numpy().tobytes()
@@ -246,13 +247,13 @@ def watched(elements: Iterator[Any], tell: Callable[[], object]) -> Iterator[Any
     """
     told = False
     try:
-        before = _drawn()
+        before = drawn()
         for element in islice(elements, _WATCHED):
-            if not told and _drawn() != before:
+            if not told and drawn() != before:
                 told = True
                 tell()
             yield element
-            before = _drawn()
+            before = drawn()
         yield from elements
     finally:
         if isinstance(elements, Generator):
@@ -283,13 +284,13 @@ def drawing_alike(make: Callable[[], Iterator[Any]], key: int) -> Iterator[Any]:
                     own.restore()
                 if elements is None:
                     seed_globals(key)
-                    before = _drawn()
+                    before = drawn()
                     elements = make()
                 try:
                     element = next(elements)
                 except StopIteration:
                     return
-                quiet, after = quiet + 1, _drawn()
+                quiet, after = quiet + 1, drawn()
                 if after != before:
                     quiet, enough, before = 0, _QUIET, after
                 own = GlobalGenerators.set_aside()
@@ -319,13 +320,13 @@ def drawn_alike(elements: Iterator[Any], keys: KeyFamily, number: int, teller: D
         others = GlobalGenerators.set_aside()
         try:
             seed_globals(keys.key(number))
-            before = () if teller.drew else _drawn()
+            before = () if teller.drew else drawn()
             try:
                 element = next(elements)
             except StopIteration:
                 return
             quiet, number = quiet + 1, number + 1
-            teller.drew = teller.drew or _drawn() != before
+            teller.drew = teller.drew or drawn() != before
         finally:
             others.restore()
         yield element

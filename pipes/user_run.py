@@ -4,7 +4,7 @@ Three kinds, by what the class says of itself:
 - `state_dict()` and `load_state_dict(state)`: its state is saved beside that of what it reads;
 - `stateless = True`: it passes each element on before it takes the next, so what it reads says it all;
 - neither: a restore replays it from the start of the epoch, and a warning names it once. Numbers that it keeps on
-  itself (a count of epochs, as a seed) are set to what they were then; anything else is as it was built.
+  itself (a count of epochs, as a seed) are set to what they were then, and `as_built` says what else is kept.
 
 While its `__iter__` runs, `iter()` of a pipe that it reads joins the running graph. A second `iter()` of the same pipe
 within the epoch is a new round: shuffles in it draw anew. `super().__iter__()` in a subclass of a built-in stage runs
@@ -20,6 +20,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from pipes.as_built import NUMBERS, as_built
 from pipes.context import Context
 from pipes.errors import StateError
 from pipes.iteration import expect, stop_expecting
@@ -29,7 +30,6 @@ from pipes.state import Capture, Position, Table, Ticks, count_from, damaged
 __all__ = ["UserRun"]
 
 _SUPER = "super"
-_NUMBERS = (bool, int, float)
 _warned: set[type] = set()
 
 
@@ -40,17 +40,6 @@ class _Slot:
 
     def __init__(self, round_: int, run: Run) -> None:
         self.round, self.run, self.claimed = round_, run, False
-
-
-def _changed(pipe: Any) -> dict[str, Any]:
-    """Return the numbers that a user's pipe keeps on itself and that are not what they were before its first epoch."""
-    now = {
-        name: value
-        for name, value in vars(pipe).items()
-        if type(value) in _NUMBERS and value - value == 0 and not name.startswith("_")
-    }
-    built = pipe.__dict__.setdefault("_as_built", now)
-    return {name: value for name, value in now.items() if name not in built or built[name] != value}
 
 
 def _by_next(pipe: Any) -> Iterator[Any]:
@@ -107,7 +96,7 @@ class UserRun(Run):
                 self._open(name, 0, None)
         if self.replays and not self.ended:
             self.skip = position.get("given", 0)
-            self.numbers = {**_changed(self.pipe), **position.get("numbers", {})}
+            self.numbers = {**as_built(self.pipe).numbers(self.pipe), **position.get("numbers", {})}
         if "state" in position:
             self.saved = json.dumps(position["state"])
 
@@ -130,8 +119,8 @@ class UserRun(Run):
     def _check_numbers(self, numbers: Any) -> None:
         known = vars(self.pipe)
         for name, value in numbers.items() if isinstance(numbers, dict) else (("", None),):
-            fits = type(known[name]) in _NUMBERS if name in known else not hasattr(type(self.pipe), name)
-            if type(value) not in _NUMBERS or not fits or not name.isidentifier() or name.startswith("_"):
+            fits = type(known[name]) in NUMBERS if name in known else not hasattr(type(self.pipe), name)
+            if type(value) not in NUMBERS or not fits or not name.isidentifier() or name.startswith("_"):
                 raise damaged(f"stage {self.stage} keeps no number {name!r} on itself")
 
     def check_upstream(self, position: Position) -> None:
@@ -214,7 +203,7 @@ class UserRun(Run):
         expect(self)
         source: Iterator[Any] = iter(())
         try:
-            source = self.begun(self._own)
+            source = self.begun(self._own, self.pipe)
             if self.skip:
                 skip, self.skip = self.skip, 0
                 for _ in zip(range(skip), source, strict=False):

@@ -17,7 +17,7 @@ FILES = sorted(path for path in ROOT.rglob("*.py") if "_startup" not in path.par
 LAYERS = [
     {"errors"},
     {"cuda_memory", "devices", "device_choice", "moving"},
-    {"arguments", "node", "seeds", "state", "utils", "shard_points", "changes", "error_policy", "tallies"},
+    {"arguments", "node", "seeds", "state", "as_built", "utils", "shard_points", "changes", "error_policy", "tallies"},
     {"held"},
     {"tree", "run"},
     {"context"},

@@ -6,9 +6,10 @@ buffer, an open iterator, a count of epochs), and streams that took turns on one
 Contract
 - Each stream has pipes of its own for as long as its process runs this graph; an epoch finds them as the last left
   them.
-- A user's pipe is copied in depth, as when it is sent to a worker. Shared are what nobody changes in place (strings,
-  functions, classes, modules) and what is data rather than state: arrays and tensors of `LARGE` bytes or more, whose
-  copies would fill the memory. An attribute that cannot be pickled (a lock, a connection) is shared, too.
+- A user's pipe, or object that an IterableWrapper reads without a copy, is copied in depth, as when it is sent to a
+  worker. Shared are what nobody changes in place (strings, functions, classes, modules) and what is data rather than
+  state: arrays and tensors of `LARGE` bytes or more, whose copies would fill the memory. An attribute that cannot be
+  pickled (a lock, a connection) is shared, too.
 - A graph without pipes of users, or that runs as one stream, is used as it is.
 """
 
@@ -26,6 +27,7 @@ from pipes.datapipe import IterDataPipe
 from pipes.graph import clone
 from pipes.loader2.blocks import SharedList
 from pipes.node import Node, walk
+from pipes.stages.wrapping import IterableWrapper
 
 __all__ = ["LARGE", "Copies"]
 
@@ -63,6 +65,8 @@ class Copies:
 
 
 def _is_users(node: Node) -> bool:
+    if isinstance(node, IterableWrapper):
+        return not node.deepcopy and hasattr(node.iterable, "__dict__")
     return getattr(type(node), "_own_iter", None) is not None
 
 

@@ -108,7 +108,7 @@ class _WrapperRun(Run):
                 elements: Any = iter(_ByPosition(self.data))
                 elements.__setstate__(self.start)
             else:
-                elements = self.begun(lambda: islice(self._begun(), self.start, None))
+                elements = self.begun(lambda: islice(self._begun(), self.start, None), self._keeper())
             for element, _ in zip(elements, self.cursor, strict=False):
                 yield element
         except GeneratorExit:
@@ -116,6 +116,11 @@ class _WrapperRun(Run):
         except BaseException as error:
             self.note(error)
             raise
+
+    def _keeper(self) -> Any:
+        """Return the data if it is a user's object, which may keep things on itself from one epoch to the next."""
+        users = hasattr(self.data, "__dict__") and not isinstance(self.data, Iterator)
+        return self.data if users and self.data is self.pipe.iterable else None
 
     def _begun(self) -> Iterator[Any]:
         """Return a new iterator of the data; refuse one that another stream of this process reads."""

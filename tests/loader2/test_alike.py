@@ -48,6 +48,16 @@ class Shuffled(IterDataPipe[int]):
         yield from self.paths
 
 
+class Generating(IterDataPipe[int]):
+    """Draws from a generator of its own, which goes on from epoch to epoch."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random(1)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.rng.sample(range(N), N))
+
+
 class Permuted(IterDataPipe[int]):
     """Draws before it returns an iterator."""
 
@@ -66,10 +76,14 @@ class Files(IterDataPipe[int]):
 
 
 class Unlike:
-    """No pipe, and draws all the same."""
+    """No pipe, and shuffles all the same."""
+
+    def __init__(self) -> None:
+        self.numbers = list(range(N))
 
     def __iter__(self) -> Iterator[int]:
-        return iter(random.sample(range(N), N))
+        random.shuffle(self.numbers)
+        return iter(self.numbers)
 
 
 class Built(IterDataPipe[int]):
@@ -101,6 +115,7 @@ def one_in_two(number: int) -> list[int]:
 
 GRAPHS: dict[str, Callable[[], IterDataPipe[Any]]] = {
     "shuffled": lambda: Shuffled().sharding_filter(),
+    "generating": lambda: Generating().sharding_filter(),
     "permuted": lambda: Permuted().map(int),
     "files": lambda: Files().shuffle(3).sharding_filter(),
     "no pipe": lambda: IterableWrapper(Unlike(), deepcopy=False).sharding_filter(),
@@ -114,6 +129,7 @@ GRAPHS: dict[str, Callable[[], IterDataPipe[Any]]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:worker .* died")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_each_element_comes_once_in_one_order(name: str) -> None:
     graph = GRAPHS[name]
@@ -123,14 +139,23 @@ def test_each_element_comes_once_in_one_order(name: str) -> None:
             assert sorted(number % 100 for number in epoch) == list(range(N))
         assert (first == second) is name.startswith("splitting")
         iterator = iter(loader)
-        take(iterator, 10)
+        third = take(iterator, 10)
         state, rest = through_json(loader.state_dict()), list(iterator)
-    # One worker with all three streams, and one for each.
+        third += rest
+    # One worker with all three streams, which begin one after the other, and one for each.
     for workers in (1, 3):
         with loader_of(graph(), workers, 3) as loader:
-            assert [list(loader), list(loader)] == [first, second]
+            next(iter(loader))
+            assert list(loader) == second
+            iterator = iter(loader)
+            before = take(iterator, 5)
+            os.kill(loader.stats()["workers"][0], signal.SIGKILL)
+            assert before + list(iterator) == third
             loader.load_state_dict(state)
             assert list(loader) == rest
+    with loader_of(graph(), 0) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == rest
 
 
 def test_a_function_that_draws_is_repeated_by_a_resume_below_a_buffer() -> None:

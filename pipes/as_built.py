@@ -1,0 +1,319 @@
+"""What a user's pipe keeps on itself from one iteration to the next, so that the order is a function of the epoch.
+
+`random.shuffle(self.files)` in `__iter__` leaves the list in another order, and a generator that was made in `__init__`
+goes on where it stood. Who resumes in a later epoch, or takes the place of a dead worker, has neither: there, the pipe
+is as it was built. So every iteration begins alike, wherever it runs.
+
+Contract
+- A list, array or tensor that an iteration shuffled, in place or into a new one, is put back by the next. That is one
+  whose elements stand in another order when the first element comes, by code that drew random numbers; one that is
+  sorted, or rotated from epoch to epoch, stays as it is.
+- A generator (`random.Random`, numpy's, torch's) stands where it was built in the first iteration of epoch 0, and is
+  seeded anew, from there and by a key, for every other.
+- What the user changes between two iterations counts as built from then on.
+- Numbers, as a count of epochs, stay as the last iteration left them, and a saved state has them.
+- All else stays as the last iteration left it, and so do lists of more than `MOST` elements and arrays of more than
+  `LARGE` bytes.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import pickle
+import random
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipes.seeds import derive_key, drawn
+
+__all__ = ["LARGE", "MOST", "NUMBERS", "AsBuilt", "as_built", "attributes_to_send"]
+
+#: The types of numbers that are carried from epoch to epoch.
+NUMBERS = (bool, int, float)
+#: Elements of the longest list whose order is kept.
+MOST = 1 << 22
+#: Bytes of the largest array or tensor whose order is kept.
+LARGE = 64 << 20
+
+
+class AsBuilt:
+    """The order of the sequences and the state of the generators that a pipe has on itself, as it was built.
+
+    >>> class Pipe:
+    ...     def __init__(self): self.files = list("abcdef")
+    >>> pipe, built = Pipe(), AsBuilt()
+    >>> def shuffled():
+    ...     random.seed(1); random.shuffle(pipe.files); yield from pipe.files
+    >>> list(built.elements(pipe, None, shuffled)) == list(built.elements(pipe, None, shuffled))
+    True
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Order | _Generator] = {}
+        self._numbers: dict[str, Any] | None = None
+        self._before: Any = None
+
+    def elements(self, pipe: Any, key: Callable[[], int] | None, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Give the elements of `make()`, for which the pipe is as built; its generators are seeded by `key()`."""
+        self.begin(pipe, key)
+        elements: Iterator[Any] = iter(())
+        try:
+            elements = make()
+            for element in elements:
+                self.began(pipe)
+                yield element
+                break
+            yield from elements
+        finally:
+            self.end(pipe)
+            if isinstance(elements, Generator):
+                elements.close()
+
+    def begin(self, pipe: Any, key: Callable[[], int] | None) -> None:
+        """Set the pipe's attributes to what they were when built; its generators by `key()`, if there is one."""
+        attributes = vars(pipe)
+        known: dict[str, _Order | _Generator] = {}
+        for name, value in attributes.items():
+            found = self._known.get(name)
+            if found is None or not found.was_left(value):
+                found = _Order.of(value) or _Generator.of(value)
+            if found is not None:
+                known[name] = found
+        for name, found in known.items():
+            attributes[name] = found.restored(name, key)
+        self._known = known
+        self._before = self._drawn() if any(isinstance(each, _Order) for each in known.values()) else None
+
+    def numbers(self, pipe: Any) -> dict[str, Any]:
+        """Return the numbers that are not what they were before the first iteration, as a count of epochs."""
+        now = {
+            name: value
+            for name, value in vars(pipe).items()
+            if type(value) in NUMBERS and value - value == 0 and not name.startswith("_")
+        }
+        if self._numbers is None:
+            self._numbers = now
+        built = self._numbers
+        return {name: value for name, value in now.items() if name not in built or built[name] != value}
+
+    def copies(self, pipe: Any) -> dict[str, Any]:
+        """Return copies of what the last iteration left, as it was built."""
+        attributes = vars(pipe)
+        return {
+            name: known.copy()
+            for name, known in self._known.items()
+            if name in attributes and known.was_left(attributes[name])
+        }
+
+    def _drawn(self) -> tuple[Any, ...]:
+        return drawn(), *(each.now() for each in self._known.values() if isinstance(each, _Generator))
+
+    def began(self, pipe: Any) -> None:
+        """See what making the first element shuffled."""
+        if self._before is not None and self._drawn() != self._before:
+            for name, known in self._known.items():
+                known.look(vars(pipe).get(name))
+
+    def end(self, pipe: Any) -> None:
+        """Remember what the iteration leaves, to tell it from what the user changes."""
+        for name, known in self._known.items():
+            known.leave(vars(pipe).get(name))
+
+
+def as_built(pipe: Any) -> AsBuilt:
+    """Return what is known of what a pipe, or what it iterates, keeps on itself."""
+    known: AsBuilt = vars(pipe).setdefault("_as_built", AsBuilt())
+    return known
+
+
+def attributes_to_send(pipe: Any, without: frozenset[str]) -> dict[str, Any]:
+    """Return the attributes that a copy of the pipe gets, in this process or another: as it was built."""
+    known: AsBuilt | None = vars(pipe).get("_as_built")
+    kept = {name: value for name, value in vars(pipe).items() if name not in without}
+    return kept if known is None else kept | known.copies(pipe)
+
+
+class _Order:
+    """A list, array or tensor, and the order of its elements."""
+
+    def __init__(self, value: Any) -> None:
+        self._value, self._order = value, _copy(value)
+        self._shuffled = False
+        self._left, self._left_order = value, self._order
+
+    @classmethod
+    def of(cls, value: Any) -> _Order | None:
+        """Return the order of a sequence; None for anything else, and for what is too large."""
+        if type(value) is list:
+            return cls(value) if 1 < len(value) <= MOST else None
+        if type(value) is np.ndarray:
+            fits = value.flags.writeable
+        elif type(value) is torch.Tensor:
+            plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
+            fits = plain and not value.requires_grad and not value.is_conj()
+        else:
+            return None
+        return cls(value) if fits and value.ndim and value.nbytes <= LARGE else None
+
+    def was_left(self, value: Any) -> bool:
+        """Return whether `value` is what the last iteration left."""
+        return value is self._left and _same(value, self._left_order)
+
+    def look(self, value: Any) -> None:
+        """See whether the elements stand in another order."""
+        self._shuffled = self._shuffled or (
+            not (value is self._value and _same(value, self._order))
+            and (items := _items(value)) is not None
+            and items == _items(self._order)
+        )
+
+    def leave(self, value: Any) -> None:
+        """Remember what an iteration leaves; what it did not shuffle stays so."""
+        same = value is self._value and _same(value, self._order)
+        self._left = value if same or self._shuffled else None
+        self._left_order = self._order if same or not self._shuffled else _copy(value)
+        self._shuffled = False
+
+    def copy(self) -> Any:
+        """Return a copy of the sequence in its order."""
+        return _copy(self._order)
+
+    def restored(self, name: str, key: Callable[[], int] | None) -> Any:
+        """Return the sequence in its order."""
+        if not _same(self._value, self._order):
+            self._value[:] = self._order
+        return self._value
+
+
+class _Generator:
+    """A generator of random numbers, and where it stood."""
+
+    def __init__(self, value: Any, kind: _Kind) -> None:
+        self._value, self._kind = value, kind
+        self._state = kind.get(value)
+        self._left = value, self.now()
+
+    @classmethod
+    def of(cls, value: Any) -> _Generator | None:
+        """Return the state of a generator; None for anything else."""
+        kind = next((kind for kind in _KINDS if type(value) is kind.type), None)
+        return None if kind is None else cls(value, kind)
+
+    def now(self) -> bytes:
+        """Return what every draw changes."""
+        return pickle.dumps(self._kind.get(self._value))
+
+    def was_left(self, value: Any) -> bool:
+        """Return whether `value` is what the last iteration left."""
+        return value is self._left[0] and self.now() == self._left[1]
+
+    def look(self, value: Any) -> None:
+        """Draws are seen by the state."""
+
+    def leave(self, value: Any) -> None:
+        """Remember where an iteration leaves the generator; another one in its place counts as built."""
+        self._left = (value if value is self._value else None), self.now()
+
+    def copy(self) -> Any:
+        """Return another generator, where this one stood."""
+        copied = copy.deepcopy(self._value)
+        self._kind.set(copied, self._state)
+        return copied
+
+    def restored(self, name: str, key: Callable[[], int] | None) -> Any:
+        """Return the generator where it stood, or seeded from there by `key()`."""
+        self._kind.set(self._value, self._state)
+        if key is not None:
+            self._kind.seed(self._value, derive_key(self._kind.draw(self._value), key(), name))
+        return self._value
+
+
+class _Kind:
+    """How the generators of one type are read, set, asked and seeded (by 128 bits)."""
+
+    def __init__(
+        self,
+        type_: type,
+        get: Callable[[Any], Any],
+        set_: Callable[[Any, Any], Any],
+        draw: Callable[[Any], int],
+        seed: Callable[[Any, int], Any],
+    ) -> None:
+        self.type, self.get, self.set, self.draw, self.seed = type_, get, set_, draw, seed
+
+
+def _set_bits(generator: Any, state: Any) -> None:
+    generator.bit_generator.state = state
+
+
+_KINDS = (
+    _Kind(
+        random.Random,
+        random.Random.getstate,
+        random.Random.setstate,
+        lambda generator: generator.getrandbits(62),
+        random.Random.seed,
+    ),
+    _Kind(
+        np.random.Generator,
+        lambda generator: generator.bit_generator.state,
+        _set_bits,
+        lambda generator: int(generator.integers(1 << 62)),
+        lambda generator, seed: _set_bits(generator, type(generator.bit_generator)(seed).state),
+    ),
+    _Kind(
+        np.random.RandomState,
+        lambda generator: generator.get_state(legacy=False),
+        np.random.RandomState.set_state,
+        lambda generator: int(generator.randint(1 << 30)),
+        lambda generator, seed: generator.seed([seed >> shift & 0xFFFFFFFF for shift in (0, 32, 64, 96)]),
+    ),
+    _Kind(
+        torch.Generator,
+        lambda generator: generator.get_state().numpy().tobytes(),
+        lambda generator, state: generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8)),
+        lambda generator: int(torch.randint(1 << 62, (), generator=generator, device=generator.device)),
+        lambda generator, seed: generator.manual_seed(seed & 0x7FFFFFFFFFFFFFFF),
+    ),
+)
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value.copy()
+
+
+def _same(value: Any, order: Any) -> bool:
+    """Return whether two sequences have the same elements at the same places."""
+    if type(value) is not type(order) or len(value) != len(order):
+        return False
+    if isinstance(value, list):
+        return all(map(operator.is_, value, order))
+    if isinstance(value, torch.Tensor):
+        return bool(torch.equal(value, order))
+    if value.dtype != order.dtype or value.shape != order.shape:
+        return False
+    if value.dtype.hasobject:
+        return all(map(operator.is_, value.ravel(), order.ravel()))
+    return bool(value.tobytes() == order.tobytes())
+
+
+def _items(value: Any) -> Counter[Any] | None:
+    """Return how often each element, or row, is there; None for what is no sequence."""
+    if isinstance(value, np.ndarray | torch.Tensor):
+        # Rows of more dimensions become tuples.
+        value = [_hashable(row) for row in value.tolist()] if value.ndim else [value.item()]
+    if not isinstance(value, list | tuple):
+        return None
+    try:
+        return Counter(value)
+    except TypeError:
+        return Counter(map(id, value))
+
+
+def _hashable(row: Any) -> Any:
+    return tuple(map(_hashable, row)) if isinstance(row, list) else row
