@@ -1,10 +1,10 @@
-"""Errors on their way from a worker to main.
+"""Errors on their way from a worker to main, or from one rank to the others.
 
 Contract: whatever a worker raises becomes an ordinary exception in main. It has the same type, arguments, attributes
 and notes where it survives pickling unchanged; else it is a RemoteError with its class name and message. Either way
-the worker's traceback is its cause, and a note names the worker. What would end main or its loop (SystemExit,
-KeyboardInterrupt, GeneratorExit, StopIteration) is always a RemoteError, and so is an error that carries more than
-16 MiB. Neither packing nor unpacking ever raises.
+the worker's traceback is its cause, and a note names the worker, or the rank. What would end main or its loop
+(SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration) is always a RemoteError, and so is an error that carries
+more than 16 MiB. Neither packing nor unpacking ever raises.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class _Packed(TypedDict):
     message: str
     notes: list[str]
     traceback: str
-    worker: int
+    place: str
 
 
-def pack_error(exc: BaseException, worker: int, notes: Sequence[str] = ()) -> bytes:
-    """Return `exc` and the traceback that it carries as bytes; `notes` are added to its own.
+def pack_error(exc: BaseException, place: str, notes: Sequence[str] = ()) -> bytes:
+    """Return `exc`, raised in `place`, and the traceback that it carries as bytes; `notes` are added to its own.
 
     >>> try:
     ...     {}["a"]
     ... except KeyError as error:
-    ...     packed = pack_error(error, worker=2, notes=["in stage 1: Mapper"])
+    ...     packed = pack_error(error, "worker 2", notes=["in stage 1: Mapper"])
     >>> error = unpack_error(packed)
     >>> type(error), error.args, error.__notes__
     (<class 'KeyError'>, ('a',), ['in stage 1: Mapper', 'raised in worker 2'])
@@ -53,20 +53,20 @@ def pack_error(exc: BaseException, worker: int, notes: Sequence[str] = ()) -> by
         "message": _message(exc),
         "notes": [_shortened(note) for note in (*notes_of(exc), *notes)],
         "traceback": _traceback(exc),
-        "worker": worker,
+        "place": place,
     }
     return pickle.dumps(packed)
 
 
 def unpack_error(packed: bytes) -> BaseException:
-    """Return the exception to raise in main for what `pack_error` packed in a worker."""
+    """Return the exception to raise for what `pack_error` packed elsewhere."""
     data: _Packed = pickle.loads(packed)
     error = _unpickled(data)
     if error is None:
         error = RemoteError(f"{data['type']}: {data['message']}", data["type"])
     error.__cause__ = RemoteTraceback(f"\n{data['traceback'].rstrip()}")
     # Set as a whole: the pickled exception may or may not have brought its notes along.
-    error.__notes__ = [*data["notes"], f"raised in worker {data['worker']}"]
+    error.__notes__ = [*data["notes"], f"raised in {data['place']}"]
     return error
 
 

@@ -4,7 +4,8 @@ Contract
 - Success. Listers with constant roots are listed once a loader, on rank 0, at its first `iter`; every stream of every
   rank, and every restarted worker, sees the same names. A long list or tuple at a source travels to the workers as one
   block of shared memory, which they read in place of a copy of their own.
-- Failure. What the listing raises on rank 0 is raised on every rank, and the next `iter` lists again.
+- Failure. What the listing raises on rank 0 is raised on every rank (see `remote_error`), and the next `iter` lists
+  again.
 - Stop. `close` closes main's descriptors; see `blocks`.
 """
 
@@ -23,6 +24,7 @@ from pipes.graph import clone
 from pipes.loader2.blocks import BY_POSITION, IN_ORDER, Block, SharedList, is_long
 from pipes.loader2.channel import Channel, Message
 from pipes.loader2.messages import Kind
+from pipes.loader2.remote_error import pack_error, unpack_error
 from pipes.loader2.shipping import ship
 from pipes.loader2.streams import Plan
 from pipes.node import Node, built_at
@@ -46,10 +48,12 @@ def list_once(graph: IterDataPipe[Any]) -> dict[str, Listing]:
         try:
             answer = [{stage: _listed(stage, node) for stage, node in listers.items()}]
         except Exception as error:
-            answer = [error]
+            # As it is, it may not survive pickling, and the other ranks would wait for an answer.
+            dist.broadcast_object_list([pack_error(error, "rank 0")], src=0)
+            raise
     dist.broadcast_object_list(answer, src=0)
-    if isinstance(answer[0], Exception):
-        raise answer[0]
+    if isinstance(answer[0], bytes):
+        raise unpack_error(answer[0])
     return answer[0]  # type: ignore[no-any-return]
 
 

@@ -84,7 +84,7 @@ def work(number: int, sock: socket.socket, payload: bytes) -> None:
             job: Job = unship(payload)
             worker = _Worker(channel, job, page)
         except BaseException as error:
-            channel.send(Kind.ERROR, [EVENT_HEAD.pack(FATAL, 0, 0), pack_error(error, number)])
+            channel.send(Kind.ERROR, [EVENT_HEAD.pack(FATAL, 0, 0), pack_error(error, f"worker {number}")])
             return
         with reading_a_share():
             worker.serve()
@@ -278,9 +278,8 @@ class _Worker:
             loose = self._streams[number].loose_notes if number in self._streams else []
             notes = [*loose, self._plan.note(number, given)]
             self._tell_of_counts(number, given)
-            self._send(
-                Kind.ERROR, [EVENT_HEAD.pack(self._iteration, number, given), pack_error(error, self._number, notes)]
-            )
+            content = pack_error(error, f"worker {self._number}", notes)
+            self._send(Kind.ERROR, [EVENT_HEAD.pack(self._iteration, number, given), content])
             del error
             self._drop_streams()
             return

@@ -63,14 +63,14 @@ def local_class() -> Exception:
     return Local("here")
 
 
-def raised(error: BaseException, worker: int = 3, notes: tuple[str, ...] = ()) -> BaseException:
+def raised(error: BaseException, place: str = "worker 3", notes: tuple[str, ...] = ()) -> BaseException:
     def user_function() -> None:
         raise error
 
     try:
         user_function()
     except BaseException as caught:
-        return unpack_error(pack_error(caught, worker, notes))
+        return unpack_error(pack_error(caught, place, notes))
     raise AssertionError
 
 
@@ -138,7 +138,7 @@ def test_stands_for_what_does_not_travel(make: Callable[[], BaseException], mess
 
 
 def test_class_that_main_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = pack_error(HasFields("text"), 1)
+    packed = pack_error(HasFields("text"), "worker 1")
     monkeypatch.delitem(globals(), "HasFields")
     got = unpack_error(packed)
     assert type(got) is RemoteError
@@ -160,7 +160,7 @@ def test_causes_are_in_the_text() -> None:
 
     with pytest.raises(ValueError, match="outer") as caught:
         fail()
-    got = unpack_error(pack_error(caught.value, 0))
+    got = unpack_error(pack_error(caught.value, "rank 0"))
     assert "KeyError: 'missing'" in str(got.__cause__)
     assert "direct cause" in str(got.__cause__)
 
@@ -171,7 +171,7 @@ def test_endless_recursion() -> None:
 
     with pytest.raises(RecursionError) as caught:
         again()
-    got = unpack_error(pack_error(caught.value, 0))
+    got = unpack_error(pack_error(caught.value, "rank 0"))
     assert type(got) is RecursionError
     assert len(str(got.__cause__)) < 10_000
 
@@ -180,14 +180,14 @@ def test_endless_recursion() -> None:
     "payload", [bytes(1 << 25), "x" * (1 << 25), list(range(1 << 22))], ids=lambda p: type(p).__name__
 )
 def test_what_an_error_carries_stays_behind_when_it_is_large(payload: Any) -> None:
-    packed = pack_error(ValueError(payload), 0, notes=["n" * (1 << 24)])
+    packed = pack_error(ValueError(payload), "worker 0", notes=["n" * (1 << 24)])
     assert len(packed) < 4_000_000
     got = unpack_error(packed)
     assert type(got) is RemoteError
     assert str(got) == f"ValueError: <{type(payload).__name__} of {len(payload)}>"
     error = HasFields("text")
     error.batch = payload  # type: ignore[attr-defined]
-    assert str(unpack_error(pack_error(error, 0))).endswith("HasFields: text")
+    assert str(unpack_error(pack_error(error, "rank 0"))).endswith("HasFields: text")
 
 
 @pytest.mark.parametrize("notes", [[1, None, "text"], "no list", 7, ("a", "tuple")])
@@ -202,5 +202,5 @@ def test_notes_of_any_kind(notes: Any) -> None:
 
 
 def test_never_raised() -> None:
-    got = unpack_error(pack_error(ValueError("made, not raised"), 0))
+    got = unpack_error(pack_error(ValueError("made, not raised"), "rank 0"))
     assert str(got.__cause__).strip() == "ValueError: made, not raised"

@@ -40,7 +40,7 @@ def work(sock, payload):
     try:
         fail(number)
     except Exception as error:
-        packed = pack_error(error, 0)
+        packed = pack_error(error, "worker 0")
     data = pickle.dumps((pickle.dumps(make(number)), packed, os.getcwd(), sys.path))
     sock.sendall(len(data).to_bytes(4, "big") + data)
 def check(method):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -11,13 +12,16 @@ import sys
 import textwrap
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch.distributed as dist
 from loading import loader_of, take, through_json
 
 from pipes import IterDataPipe
-from pipes.errors import ChangedDataError
+from pipes.errors import ChangedDataError, RemoteError
 from pipes.iter import FileLister, IterableWrapper
+from pipes.loader2.sharing import list_once
 from pipes.map import SequenceWrapper
 
 pytestmark = [pytest.mark.usefixtures("no_residue"), pytest.mark.timeout(120)]
@@ -68,6 +72,48 @@ def test_a_failed_listing_is_raised_by_iter_and_tried_again(tmp_path: Path, work
         assert any("in stage 0:FileLister built at" in note for note in caught.value.__notes__)
         folder_of(folder, "ab")
         assert list(loader) == ["a", "b"]
+
+
+class Closed(OSError):
+    """Refuses to be pickled, as errors of store clients may."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot pickle a connection")
+
+
+def list_on(rank: int, folder: Path, told: list[bytes], patch: pytest.MonkeyPatch) -> Any:
+    """Return what `list_once` gives on a rank of two; `told` is what rank 0 has broadcast."""
+
+    def broadcast(objects: list[Any], src: int) -> None:
+        assert src == 0
+        if rank == 0:
+            told.append(pickle.dumps(objects[0]))
+        else:
+            objects[:] = [pickle.loads(told.pop(0))]
+
+    answers = {"is_initialized": True, "get_world_size": 2, "get_rank": rank}
+    for name, answer in answers.items():
+        patch.setattr(dist, name, lambda answer=answer: answer)
+    patch.setattr(dist, "broadcast_object_list", broadcast)
+    return list_once(lister(folder))
+
+
+def test_rank_0_lists_for_all_and_tells_each_why_it_could_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bytes] = []
+    for rank, folder in enumerate((folder_of(tmp_path / "data", "ab"), tmp_path / "absent")):
+        listed = list_on(rank, folder, told, monkeypatch)
+        assert [Path(name).name for name in listed["0:FileLister"].names] == ["a", "b"]
+    assert list_once(IterableWrapper(["a"])) == {}
+    for error, kind in ((OSError("no disk"), OSError), (Closed("no disk"), RemoteError)):
+        failed = Mock(side_effect=error)
+        monkeypatch.setattr("pipes.loader2.sharing.listing_of", failed)
+        with pytest.raises(type(error), match="no disk"):
+            list_on(0, tmp_path, told, monkeypatch)
+        with pytest.raises(kind, match="no disk") as caught:
+            list_on(1, tmp_path, told, monkeypatch)
+        assert "in stage 0:FileLister built at" in caught.value.__notes__[0]
+        assert caught.value.__notes__[1:] == ["raised in rank 0"]
+        assert (failed.call_count, told) == (1, [])
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
