@@ -30,11 +30,12 @@ def test_signals_in_a_worker(method: str) -> None:
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD, signal.SIGPIPE)
         return [*map(signal.getsignal, numbers), signal.pthread_sigmask(signal.SIG_BLOCK, [])]
 
-    old = signal.signal(signal.SIGUSR1, lambda *_: None)
+    old = [signal.signal(signal.SIGUSR1, lambda *_: None), signal.signal(signal.SIGTERM, signal.SIG_IGN)]
     try:
         seen, code = run(method, look)
     finally:
-        signal.signal(signal.SIGUSR1, old)
+        for number, handler in zip((signal.SIGUSR1, signal.SIGTERM), old, strict=True):
+            signal.signal(number, handler)
     default, ignored = signal.SIG_DFL, signal.SIG_IGN
     assert (seen, code) == ([ignored, default, default, default, ignored, set()], 0)
 
@@ -65,15 +66,39 @@ def test_worker_holds_no_descriptor_of_another(method: str) -> None:
 
 
 @every_method
-def test_output_goes_where_mains_goes_now(method: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_goes_where_mains_goes_now_and_input_is_mains_alone(
+    method: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     def speak(sock: socket.socket, payload: bytes) -> None:
-        os.write(1, b"out of fd 1")
+        os.write(1, b"out of fd 1\n")
         os.write(2, b"out of fd 2")
+        print("read", os.read(0, 9), sys.stdin.read(), "before it was killed")
+        os._exit(0)
 
-    worker = start(method, speak)
-    assert worker.join(20)
-    worker.close()
-    assert tuple(capfd.readouterr()) == ("out of fd 1", "out of fd 2")
+    old, (read, write) = os.dup(0), os.pipe()
+    os.write(write, b"for main")
+    os.dup2(read, 0)
+    try:
+        worker = start(method, speak)
+        assert worker.join(20)
+        worker.close()
+        assert os.read(0, 9) == b"for main"
+    finally:
+        os.dup2(old, 0)
+        for descriptor in (old, read, write):
+            os.close(descriptor)
+    assert tuple(capfd.readouterr()) == ("out of fd 1\nread b''  before it was killed\n", "out of fd 2")
+
+
+def test_a_start_that_main_gave_up_ends_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(guard, "_reset_signals", lambda: None)
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with theirs:
+        assert guard._work(theirs, os.getppid()) == 1
+    assert tuple(capfd.readouterr()) == ("", "")
 
 
 @pytest.mark.race
