@@ -74,7 +74,7 @@ def check_stage(
     _check_fresh_process(make)
 
 
-def check_everywhere(build: Callable[[IterDataPipe[Any]], IterDataPipe[Any]], count: int = 14, **options: Any) -> None:
+def check_everywhere(build: Callable[[IterDataPipe[Any]], IterDataPipe[Any]], count: int = 11, **options: Any) -> None:
     """Check a stage behind a shuffle, in front of one, and on one side of a fork and a zip."""
 
     def forked() -> IterDataPipe[Any]:

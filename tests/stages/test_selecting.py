@@ -19,7 +19,7 @@ def test_header_contract() -> None:
     check_stage(lambda: numbers(3).header(4), [0, 1, 2])
     check_stage(lambda: numbers(3).header(0), [])
     check_stage(lambda: numbers(3).header(None), [0, 1, 2])
-    check_everywhere(lambda source: source.header(13))
+    check_everywhere(lambda source: source.header(10))
 
 
 def test_skip_contract() -> None:
