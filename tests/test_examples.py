@@ -31,6 +31,7 @@ def run_s3(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     return run("01_train_from_s3.py", "--samples", "2400", "--shards", "8", *arguments, **environment)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_residue")
 def test_train_from_s3() -> None:
     done = run_s3()
@@ -43,6 +44,7 @@ def sockets() -> set[Path]:
     return set(Path("/tmp").glob("seaweedfs-*.sock"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_residue")
 @pytest.mark.skipif(
     shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}") is None,

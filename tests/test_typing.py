@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_type_checkers_know_the_element_types_of_chains() -> None:
     # with the settings of `make types`, so that both share one cache; errors in pipes/ itself are its business

@@ -186,7 +186,12 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, moto_server: str) -> Any:
     return report["parent"], outcomes
 
 
-pytestmark = [pytest.mark.race, pytest.mark.timeout(300), pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")]
+pytestmark = [
+    pytest.mark.race,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
+]
 
 
 @pytest.mark.parametrize(
