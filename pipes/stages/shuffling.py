@@ -99,7 +99,7 @@ class _ShufflerRun(Run):
         if not self.fixed:
             buffer.extend(islice(source, size - len(buffer)))
             self.fixed = None if len(buffer) == size else len(buffer)
-        elif self.fixed is not None:
+        else:
             self._check_end(source)
         if self.fixed is None:
             length, ticks = max(size, _LEAST_BLOCK), self.ticks

@@ -259,11 +259,12 @@ def test_fingerprint_of_functions_and_data() -> None:
         def __iter__(self) -> Any:
             return iter(range(3))
 
-    pipe = IterableWrapper(Data()).map(functools.partial(int, base=10)).filter(lambda x: True)
+    pipe = IterableWrapper(Data()).map(functools.partial(int, base=10)).filter(lambda x: True).slice([0, 2])
     assert list(fingerprint(pipe).values()) == [
         f"iterable={Data.__qualname__}[3], deepcopy=True",
         "fn=partial(builtins.int), input_col=None, output_col=None, rng=False",
         f"filter_fn={__name__}.test_fingerprint_of_functions_and_data.<locals>.<lambda>, input_col=None",
+        "index=[0, 2], stop=None, step=None",
     ]
 
 

@@ -67,8 +67,10 @@ def test_worker_holds_no_descriptor_of_another(method: str) -> None:
 
 @every_method
 def test_output_goes_where_mains_goes_now_and_input_is_mains_alone(
-    method: str, capfd: pytest.CaptureFixture[str]
+    method: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+
     def speak(sock: socket.socket, payload: bytes) -> None:
         os.write(1, b"out of fd 1\n")
         os.write(2, b"out of fd 2")

@@ -215,7 +215,8 @@ def test_the_counts_of_a_state_are_few_and_hold_no_elements() -> None:
         {"taken": None},
         {"anchor": None},
         {"anchor": {"taken": 61, "table": {}}},
-        {"anchor": {"taken": 60, "table": {"0:IterableWrapper": {"at": 60}}}},
+        # Of what it holds, only the newest lies behind it.
+        {"anchor": {"taken": 59, "table": {"0:IterableWrapper": {"at": 59}}}},
         {"anchor": {"taken": 10, "table": []}},
     ],
 )
@@ -230,13 +231,28 @@ def test_a_damaged_position_is_refused(change: dict[str, Any]) -> None:
         start(numbers(100).shuffle(10), state)
 
 
-def test_data_that_became_shorter_is_refused() -> None:
+def test_data_that_became_shorter_or_longer_is_refused() -> None:
     run = start(numbers(100).shuffle(10))
     iterator = iter(run)
     for _ in range(80):
         next(iterator)
     with pytest.raises(StateError, match=r"(fewer elements|has 50 elements)"):
         list(start(numbers(50).shuffle(10), saved(run)))
+    for _ in range(15):
+        next(iterator)
+    with pytest.raises(StateError, match=r"1:Shuffler has more elements than .* \(after 100\)"):
+        list(start(numbers(101).shuffle(10), saved(run)))
+
+
+def test_the_tables_of_anchors_are_checked_to_the_last() -> None:
+    run = start(numbers(100).shuffle(10).shuffle(5))
+    for _ in zip(range(50), run, strict=False):
+        pass
+    state = saved(run)
+    run.check_table(state, "the state")
+    state["2:Shuffler"]["anchor"]["table"]["1:Shuffler"]["anchor"]["table"] = {}
+    with pytest.raises(StateError, match=r"the anchor of 1:Shuffler holds positions of .*, where .*0:IterableWrapper"):
+        run.check_table(state, "the state")
 
 
 def test_a_shuffle_inside_batches() -> None:
