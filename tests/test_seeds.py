@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from loading import global_state
 
 from pipes import seeds
+from pipes.loader2 import SeedGenerator
 from pipes.seeds import (
     Draws,
     GlobalGenerators,
@@ -251,3 +252,28 @@ class TestAlike:
         next(elements)
         elements.close()
         assert closed == [True]
+
+
+def test_the_seeds_that_hooks_get() -> None:
+    torch.manual_seed(5)
+    generator, same = SeedGenerator(), SeedGenerator(5)
+    first, again = (
+        [each.generate_shared_seed(), each.generate_shared_seed(), each.generate_seed(), each.generate_seed()]
+        for each in (generator, same)
+    )
+    assert first == again
+    workers = [generator.spawn(number) for number in range(2)]
+    # All go on with the shared sequence from here, each with one of its own.
+    assert {each.generate_shared_seed() for each in (generator, *workers)} == {same.generate_shared_seed()}
+    own = [each.generate_seed() for each in (generator, *workers) for _ in range(2)]
+    assert len({*first, *own}) == 10
+    assert generator.spawn(1, inplace=True) is generator
+    assert [generator.generate_seed() for _ in range(2)] == own[4:]
+    generator.seed(5)
+    assert [generator.generate_shared_seed(), generator.generate_seed()] == first[::2]
+    assert SeedGenerator(0).generate_seed() != SeedGenerator(2**64 - 1).generate_seed()
+    for seed in (-1, 2**64):
+        with pytest.raises(ValueError, match=rf"a seed lies in \[0, 2\*\*64\), not {seed}"):
+            SeedGenerator(seed)
+    with pytest.raises(ValueError, match="worker_id must be 0 or more, not -1"):
+        generator.spawn(-1)
