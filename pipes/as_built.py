@@ -31,10 +31,12 @@ import torch
 
 from pipes.seeds import derive_key, drawn
 
-__all__ = ["LARGE", "MOST", "NUMBERS", "AsBuilt", "as_built", "attributes_to_send"]
+__all__ = ["LARGE", "MOST", "NUMBERS", "OURS", "AsBuilt", "as_built", "attributes_to_send"]
 
 #: The types of numbers that are carried from epoch to epoch.
 NUMBERS = (bool, int, float)
+#: The names of numbers that the library keeps on pipes.
+OURS = frozenset({"_seed", "_seed_epoch", "_pipes_seed", "_pipes_epoch"})
 #: Elements of the longest list whose order is kept.
 MOST = 1 << 22
 #: Bytes of the largest array or tensor whose order is kept.
@@ -94,7 +96,7 @@ class AsBuilt:
         now = {
             name: value
             for name, value in vars(pipe).items()
-            if type(value) in NUMBERS and value - value == 0 and not name.startswith("_")
+            if type(value) in NUMBERS and value - value == 0 and name not in OURS
         }
         if self._numbers is None:
             self._numbers = now

@@ -20,7 +20,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pipes.as_built import NUMBERS, as_built
+from pipes.as_built import NUMBERS, OURS, as_built
 from pipes.context import Context
 from pipes.errors import StateError
 from pipes.iteration import expect, stop_expecting
@@ -119,8 +119,9 @@ class UserRun(Run):
     def _check_numbers(self, numbers: Any) -> None:
         known = vars(self.pipe)
         for name, value in numbers.items() if isinstance(numbers, dict) else (("", None),):
-            fits = type(known[name]) in NUMBERS if name in known else not hasattr(type(self.pipe), name)
-            if type(value) not in NUMBERS or not fits or not name.isidentifier() or name.startswith("_"):
+            new = name.isidentifier() and not name.startswith("_") and not hasattr(type(self.pipe), name)
+            fits = type(known[name]) in NUMBERS and name not in OURS if name in known else new
+            if type(value) not in NUMBERS or not fits:
                 raise damaged(f"stage {self.stage} keeps no number {name!r} on itself")
 
     def check_upstream(self, position: Position) -> None:

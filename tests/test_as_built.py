@@ -232,3 +232,22 @@ def test_arrays_that_are_no_order_stay() -> None:
 
     pipe = Kept(np.zeros(3, np.int64), count)
     assert [list(pipe) for _ in range(3)] == [["1", "0", "0"], ["1", "1", "0"], ["1", "1", "1"]]
+
+
+@pytest.mark.filterwarnings("ignore:stage .* has no state of its own")
+def test_a_count_may_have_a_private_name() -> None:
+    class Counting(IterDataPipe[int]):
+        def __init__(self) -> None:
+            self._epoch = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self._epoch += 1
+            yield self._epoch
+            yield self._epoch
+
+    pipe = Counting()
+    assert list(pipe) == [1, 1]
+    assert next(iter(pipe)) == 2
+    again = Counting()
+    again.load_state_dict(pipe.state_dict())
+    assert list(again) == [2]

@@ -33,7 +33,7 @@ __all__ = ["LARGE", "Copies"]
 
 #: Bytes from which an array or tensor of a user's pipe is data, which streams share.
 LARGE = 64 << 20
-_SHARED = (Node, SharedList, str, bytes, type, ModuleType, FunctionType, BuiltinFunctionType)
+_SHARED = (SharedList, str, bytes, type, ModuleType, FunctionType, BuiltinFunctionType)
 
 
 class Copies:
@@ -72,40 +72,43 @@ def _is_users(node: Node) -> bool:
 
 def _copied(graph: IterDataPipe[Any]) -> IterDataPipe[Any]:
     copied = clone(graph)
-    for node in walk(copied):
-        if _is_users(node):
-            attributes = vars(node)
-            try:
-                # Together, so that two names of one list stay that.
-                attributes.update(_deep(dict(attributes)))
-            except Exception:
-                attributes.update({name: _deep_if_possible(value) for name, value in attributes.items()})
+    nodes = walk(copied)
+    inside = {id(node) for node in nodes}
+    kept = [vars(node) for node in nodes if _is_users(node)]
+    try:
+        # Together, so that two names of one list, or two pipes with one generator, stay that.
+        copies = _deep([dict(attributes) for attributes in kept], inside)
+    except Exception:
+        copies = [{name: _deep_if_possible(value, inside) for name, value in each.items()} for each in kept]
+    for attributes, own in zip(kept, copies, strict=True):
+        attributes.update(own)
     return copied
 
 
-def _deep_if_possible(value: Any) -> Any:
+def _deep_if_possible(value: Any, inside: set[int]) -> Any:
     try:
-        return _deep(value)
+        return _deep(value, inside)
     except Exception:
         return value
 
 
-def _deep(value: Any) -> Any:
+def _deep(value: Any, inside: set[int]) -> Any:
     shared: list[Any] = []
     stream = io.BytesIO()
-    _Pickler(stream, shared).dump(value)
+    _Pickler(stream, shared, inside).dump(value)
     stream.seek(0)
     return _Unpickler(stream, shared).load()
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, stream: io.BytesIO, shared: list[Any]) -> None:
+    def __init__(self, stream: io.BytesIO, shared: list[Any], inside: set[int]) -> None:
         super().__init__(stream, protocol=5)
-        self._shared = shared
+        self._shared, self._inside = shared, inside
 
     def persistent_id(self, obj: Any) -> int | None:
         large = isinstance(obj, np.ndarray | torch.Tensor) and obj.nbytes >= LARGE
-        if not large and not isinstance(obj, _SHARED):
+        # A pipe that is no part of the graph may be inside another loader, as its data set.
+        if not large and not isinstance(obj, _SHARED) and id(obj) not in self._inside:
             return None
         self._shared.append(obj)
         return len(self._shared) - 1

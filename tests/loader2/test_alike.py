@@ -255,7 +255,10 @@ def test_a_stage_that_counts_epochs_is_replayed_by_its_count(tmp_path: Path) -> 
         assert [list(loader), list(loader)] == [expected[1][7:], expected[2]]
 
 
-@pytest.mark.parametrize("numbers", [{"order": 1}, {"__iter__": 1}, {"epoch": "2"}, {"batch": 1}, [1], {"_x": 1}])
+@pytest.mark.parametrize(
+    "numbers",
+    [{"order": 1}, {"__iter__": 1}, {"epoch": "2"}, {"batch": 1}, [1], {"_x": 1}, {"_pipes_epoch": 1}, {"_built": 1}],
+)
 def test_a_state_sets_numbers_only(numbers: Any) -> None:
     with loader_of(Epochs().batch(2)) as loader:
         list(loader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -65,6 +66,19 @@ def test_what_cannot_be_copied_is_shared_and_the_rest_is_not() -> None:
     graph, copy = copied(lock=threading.Lock(), kept=[1])
     assert copy.lock is graph.lock
     assert copy.kept is not graph.kept
+
+
+def test_what_two_pipes_have_in_common_they_have_in_the_copy() -> None:
+    generator = random.Random(1)
+    copy = Copies().of(Stage(source=Stage(generator=generator), generator=generator), 0)
+    assert copy.generator is copy.source.generator is not generator
+
+
+def test_a_pipe_inside_another_loader_is_copied_with_it() -> None:
+    graph, copy = copied(loader=torch.utils.data.DataLoader(IterableWrapper(range(3)), batch_size=None))
+    assert copy.loader.dataset is not graph.loader.dataset
+    both = zip(graph.loader, copy.loader, strict=True)
+    assert list(both) == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_the_graph_above_is_the_stream_s_own_too() -> None:
