@@ -97,7 +97,12 @@ class Block(Sequence[Any]):
                 count = max(1, len(part) * chunk_bytes // len(packed))
         except Exception:
             return None
-        return cls(_segment(chunks, firsts))
+        fd = _segment(chunks, firsts)
+        try:
+            return cls(fd)
+        except BaseException:
+            os.close(fd)
+            raise
 
     @classmethod
     def attach(cls, fd: int) -> Block:

@@ -107,7 +107,11 @@ class Page:
     def create(cls) -> tuple[Page, int]:
         """Return a new page and a descriptor of it for the worker."""
         descriptor = create_segment(_SIZE)
-        return cls(os.dup(descriptor)), descriptor
+        try:
+            return cls(os.dup(descriptor)), descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
 
     def move(self, phase: Phase, stream: int = -1, output: int = -1) -> None:
         """Say what the worker does from now on."""

@@ -15,7 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipes.errors import GraphError
+from pipes.loader2 import blocks, whereabouts
 from pipes.loader2.blocks import BY_POSITION, IN_ORDER, Block, SharedList, is_long
+from pipes.loader2.segments import map_segment
+from pipes.loader2.whereabouts import Page
 
 pytestmark = pytest.mark.usefixtures("no_residue")
 
@@ -132,3 +135,22 @@ def test_a_shared_list_elsewhere_says_where_its_elements_are() -> None:
     assert len(shared) == 3
     with pytest.raises(GraphError, match=r"a list of 3 elements .* lies in memory that the workers"):
         list(shared)
+
+
+@pytest.mark.parametrize("mapped", [0, 1])
+def test_what_cannot_be_mapped_is_closed(mapped: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def map_some(fd: int, size: int) -> Any:
+        nonlocal mapped
+        mapped -= 1
+        if mapped < 0:
+            raise OSError("no room for a map")
+        return map_segment(fd, size)
+
+    opened = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(blocks, "map_segment", map_some)
+    with pytest.raises(OSError, match="no room"):
+        Block.write([1, 2])
+    monkeypatch.setattr(whereabouts, "map_segment", map_some)
+    with pytest.raises(OSError, match="no room"):
+        Page.create()
+    assert len(os.listdir("/proc/self/fd")) == opened
