@@ -64,7 +64,7 @@ class LightningLoader(Generic[T]):
 
     def state_dict(self) -> Any:
         """Return the loader's state after the batch that the reader works on, or the list of those of all ranks."""
-        return of_all_ranks(self._states[0] if self._states else self.loader.state_dict())
+        return of_all_ranks(lambda: self._states[0] if self._states else self.loader.state_dict())
 
     def load_state_dict(self, state: Any) -> None:
         """Go on, from the next `iter` on, where `state` was saved."""

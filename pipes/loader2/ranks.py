@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pipes.loader2.remote_error import pack_error, unpack_error
 from pipes.shares import rank_and_world
 
 if TYPE_CHECKING:
@@ -23,15 +25,27 @@ def shared_seed() -> int:
     return seed[0]
 
 
-def of_all_ranks(state: dict[str, Any]) -> Any:
-    """Return the list of the states of all ranks, which all call this; the state itself when there is one rank."""
+def of_all_ranks(make: Callable[[], dict[str, Any]]) -> Any:
+    """Return the list of what `make` gives on all ranks, which all call this; that itself when there is one rank.
+
+    Raises what `make` raises on any of them, on all (see `remote_error`).
+    """
     import torch.distributed as dist
 
-    world = rank_and_world()[1]
+    rank, world = rank_and_world()
     if world == 1:
-        return state
+        return make()
     states: list[Any] = [None] * world
+    try:
+        state = make()
+    except Exception as error:
+        # The others wait for an answer.
+        dist.all_gather_object(states, pack_error(error, f"rank {rank}"))
+        raise
     dist.all_gather_object(states, state)
+    for state in states:
+        if isinstance(state, bytes):
+            raise unpack_error(state)
     return states
 
 
@@ -55,7 +69,7 @@ class GatheredState:
 
     def state_dict(self) -> Any:
         """Return the list of the states of all ranks, or the one there is."""
-        return of_all_ranks(self.loader.state_dict())
+        return of_all_ranks(self.loader.state_dict)
 
     def load_state_dict(self, state: Any) -> None:
         """Go on, from the next `iter` on, where all ranks stood; raises what `DataLoader2.load_state_dict` raises."""

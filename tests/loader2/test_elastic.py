@@ -11,13 +11,16 @@ from collections.abc import Sequence
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch.distributed as dist
 from loading import loader_of, plain, take, through_json, with_draws
 
 from pipes import IterDataPipe
 from pipes.errors import StateError
 from pipes.iter import IterableWrapper
+from pipes.loader2 import GatheredState
 
 pytestmark = pytest.mark.usefixtures("no_residue")
 
@@ -254,3 +257,22 @@ def test_ranks_of_a_process_group(tmp_path: Path) -> None:
         assert plain(list(islice(loader, 4))) == second[6:10]
     assert in_turn(resumed) == second[6:]
     assert in_turn(next_epochs) == third
+
+
+def test_a_rank_without_a_state_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+
+    def gather(states: list[Any], own: Any) -> None:
+        told.append(own)
+        states[:] = told if len(told) == 2 else [own, {}]
+
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    for rank in range(2):
+        monkeypatch.setattr("pipes.loader2.ranks.rank_and_world", lambda rank=rank: (rank, 2))
+        with loader_of(graph(), 0, 2) as loader:
+            if rank == 0:
+                monkeypatch.setattr(loader, "state_dict", Mock(side_effect=StateError("no state")))
+            with pytest.raises(StateError, match="no state") as caught:
+                GatheredState(loader).state_dict()
+    assert caught.value.__notes__ == ["raised in rank 0"]
+    assert isinstance(told[1], dict)
