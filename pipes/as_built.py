@@ -23,15 +23,16 @@ import operator
 import pickle
 import random
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from pipes.seeds import derive_key, drawn
+from pipes.state import damaged
 
-__all__ = ["LARGE", "MOST", "NUMBERS", "OURS", "AsBuilt", "as_built", "attributes_to_send"]
+__all__ = ["LARGE", "MOST", "NUMBERS", "OURS", "AsBuilt", "as_built", "attributes_to_send", "check_numbers"]
 
 #: The types of numbers that are carried from epoch to epoch.
 NUMBERS = (bool, int, float)
@@ -103,6 +104,11 @@ class AsBuilt:
         built = self._numbers
         return {name: value for name, value in now.items() if name not in built or built[name] != value}
 
+    def set_numbers(self, pipe: Any, numbers: Mapping[str, Any]) -> None:
+        """Set the pipe's numbers to what `numbers` gave then."""
+        self.numbers(pipe)
+        vars(pipe).update({**(self._numbers or {}), **numbers})
+
     def copies(self, pipe: Any) -> dict[str, Any]:
         """Return copies of what the last iteration left, as it was built."""
         attributes = vars(pipe)
@@ -131,6 +137,16 @@ def as_built(pipe: Any) -> AsBuilt:
     """Return what is known of what a pipe, or what it iterates, keeps on itself."""
     known: AsBuilt = vars(pipe).setdefault("_as_built", AsBuilt())
     return known
+
+
+def check_numbers(pipe: Any, numbers: Any, stage: str) -> None:
+    """Refuse what no pipe of the class can have counted: a state sets the user's numbers, and nothing else."""
+    known = vars(pipe)
+    for name, value in numbers.items() if isinstance(numbers, dict) else (("", None),):
+        new = name.isidentifier() and not name.startswith("_") and not hasattr(type(pipe), name)
+        fits = type(known[name]) in NUMBERS and name not in OURS if name in known else new
+        if type(value) not in NUMBERS or not fits:
+            raise damaged(f"stage {stage} keeps no number {name!r} on itself")
 
 
 def attributes_to_send(pipe: Any, without: frozenset[str]) -> dict[str, Any]:

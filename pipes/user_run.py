@@ -20,7 +20,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pipes.as_built import NUMBERS, OURS, as_built
+from pipes.as_built import as_built, check_numbers
 from pipes.context import Context
 from pipes.errors import StateError
 from pipes.iteration import expect, stop_expecting
@@ -105,7 +105,7 @@ class UserRun(Run):
             raise damaged(f"stage {self.stage} does not say where it stands")
         if self.replays and not position.get("ended", False):
             count_from(position, "given", self.stage)
-            self._check_numbers(position.get("numbers", {}))
+            check_numbers(self.pipe, position.get("numbers", {}), self.stage)
             return
         sources = position.get("sources")
         if not isinstance(sources, dict):
@@ -115,14 +115,6 @@ class UserRun(Run):
                 raise damaged(f"stage {self.stage} has no source {name!r}")
             if "again" in entry:
                 count_from(entry, "again", self.stage)
-
-    def _check_numbers(self, numbers: Any) -> None:
-        known = vars(self.pipe)
-        for name, value in numbers.items() if isinstance(numbers, dict) else (("", None),):
-            new = name.isidentifier() and not name.startswith("_") and not hasattr(type(self.pipe), name)
-            fits = type(known[name]) in NUMBERS and name not in OURS if name in known else new
-            if type(value) not in NUMBERS or not fits:
-                raise damaged(f"stage {self.stage} keeps no number {name!r} on itself")
 
     def check_upstream(self, position: Position) -> None:
         for name, entry in position.get("sources", {}).items():

@@ -3,7 +3,7 @@
 Format, version 1
     {"pipes_state": 1, "graph": {stage id: settings}, "seed": int, "epoch": int, "num_streams": int, "world": int,
      "replicate": bool, "streams": {"number": {"at": int, "given": int, "ended": bool, "table": table or None,
-     "counts": {stage id: what `on_error` counted}}}, "digest": str}
+     "counts": {stage id: what `on_error` counted}, "numbers": {stage id: what a user's pipe counted}}}, "digest": str}
 
 `graph` is the fingerprint: a state is refused by a graph with other stages or settings, and the error names the
 difference. `streams` holds those of one rank; a list of states, one a rank, is read as one. Once the end of an epoch
@@ -20,7 +20,7 @@ from typing import Any
 from pipes.datapipe import IterDataPipe
 from pipes.error_policy import counts_as_data, counts_from_data
 from pipes.errors import StateError
-from pipes.loader2.streams import Plan, StreamState
+from pipes.loader2.streams import Plan, StreamState, check_counted
 from pipes.saved import check_fingerprint, fingerprint, opened, sealed
 from pipes.state import count_from, damaged
 
@@ -54,6 +54,7 @@ class Checkpoint:
                     "ended": state.ended,
                     "table": state.table,
                     "counts": {stage: counts_as_data(counts) for stage, counts in state.counts.items()},
+                    **({"numbers": state.numbers} if state.numbers else {}),
                 }
                 for number, state in sorted(self.streams.items())
             },
@@ -90,6 +91,8 @@ def read_state(state: Any, graph: IterDataPipe[Any], on_changed_data: str = "rai
 def check_tables(graph: IterDataPipe[Any], plan: Plan, streams: dict[int, StreamState]) -> None:
     """Refuse, with StateError, tables that no stream of `graph` can have given; nothing is opened or read."""
     for number, state in streams.items():
+        if state.numbers:
+            check_counted(plan.context(graph, number), state.numbers)
         if state.table is not None:
             context = plan.context(graph, number)
             try:
@@ -131,11 +134,14 @@ def _stream(value: Any, where: str) -> StreamState:
         raise damaged(f"{where} does not say whether it ended")
     if given < at or (table is None and at):
         raise damaged(f"{where} stands at {at}, after {given}")
+    numbers = value.get("numbers", {})
+    if not isinstance(numbers, dict):
+        raise damaged(f"{where} does not say what users' pipes counted")
     counts = value.get("counts")
     if not isinstance(counts, dict):
         raise damaged(f"{where} does not say what its stages counted")
     return StreamState(
-        table, at, given, ended, {stage: counts_from_data(each, stage) for stage, each in counts.items()}
+        table, at, given, ended, {stage: counts_from_data(each, stage) for stage, each in counts.items()}, numbers
     )
 
 

@@ -169,7 +169,7 @@ class Engine(Owned):
             if kind == Kind.BATCH:
                 return self._deliver(worker, progress, generation, content, snapshot)
             if kind == Kind.END:
-                progress.ended = True
+                progress.end(content)
                 self._delivery.end(stream)
                 continue
             if kind == Kind.COUNTS:

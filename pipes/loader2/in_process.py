@@ -19,7 +19,7 @@ from pipes.loader2.merge import RoundRobin
 from pipes.loader2.random import seeds_of
 from pipes.loader2.sharing import list_once, with_listings
 from pipes.loader2.slot import Counts
-from pipes.loader2.streams import Plan, Stream, StreamState, describe, runs_users_code
+from pipes.loader2.streams import Plan, Stream, StreamState, describe, given_up, runs_users_code
 from pipes.loader2.worker import WorkerInfo
 from pipes.run import walk
 from pipes.seeds import GlobalGenerators
@@ -66,6 +66,8 @@ class InProcessEngine:
 
     def begin(self, plan: Plan, states: dict[int, StreamState], dealer: Dealer | None) -> None:
         """Begin an epoch: run the streams `states`, by number, each from its state; drops the epoch before."""
+        if self._reset_fn is None:
+            states = dict(given_up(self._streams, states.items()))
         self.close()
         self._plan, self._states, self._dealer = with_listings(plan, self._listings), states, dealer
         self._counted = {number: state.counts for number, state in states.items()}
@@ -159,7 +161,8 @@ class InProcessEngine:
             counts = self._counted.get(number, {})
             less = without if number == self._newest else 0
             if stream.ended and not less:
-                states[number] = StreamState(given=stream.given, ended=True, counts=counts)
+                numbers = stream.counted() or None
+                states[number] = StreamState(given=stream.given, ended=True, counts=counts, numbers=numbers)
             else:
                 at, captures = stream.before_newest if less else stream.snapshot()
                 table = describe(self._graph, self._plan, number, captures)

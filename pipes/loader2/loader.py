@@ -25,7 +25,7 @@ from pipes.loader2.ranks import shared_seed
 from pipes.loader2.reading_service import InProcessReadingService
 from pipes.loader2.services import start_runner
 from pipes.loader2.sharding import length_over_streams, warnings_of_sharding
-from pipes.loader2.streams import Plan, StreamState
+from pipes.loader2.streams import Plan, StreamState, with_numbers
 from pipes.node import walk
 from pipes.shard_points import check_shard_points, splits_by_level
 from pipes.shares import rank_and_world, reads_a_share
@@ -106,17 +106,16 @@ class DataLoader2(Generic[T]):
         self._rank, self._world = rank_and_world()
         self.num_streams = self._streams_for(self._world)
         self._seed: int | None = None
-        # Whether the seed is torch's, and not one that the user or a state brought.
-        self._drawn = False
+        self._drawn = False  # whether the seed is torch's, and not one that the user or a state brought
         self._epoch = 0
         self._loaded: Checkpoint | None = None
         # Where the streams stood when the newest iterator was made.
         self._begun: dict[int, StreamState] | None = None
         self._told_of_draws = False
+        self._numbers: dict[int, Any] = {}  # what users' pipes had counted where the newest epoch ended, by stream
         self._on_changed_data = "raise"
         self._iterator: weakref.ref[DataLoader2Iterator[T]] | None = None
-        self._fresh = True
-        self._advanced = False
+        self._fresh, self._advanced = True, False
         # The process that is inside `iter`: a child that another thread forks meanwhile may call it, too.
         self._beginning: int | None = None
         # Outputs of the runner that Ctrl-C kept from the user.
@@ -189,13 +188,15 @@ class DataLoader2(Generic[T]):
             previous.replace("iter(loader) was called again")
         if not self._fresh and self._advanced:
             # Whatever fails or interrupts below, the next call begins this epoch, or goes on from the loaded state.
-            self._epoch_ended()
+            self._epoch_ended(given_up=True)
         runner = self._start() if self._runner is None or self._runner.inherited else self._runner
         states = self._states_to_run()
         dealer = None
         if self._dealt is not None:
             dealer = Dealer(self._dealt, self._plan(), any(state.given for state in states.values()))
-        runner.begin(self._plan(), states, dealer)
+        # In this process, the pipes themselves know, and the user may have set what they count.
+        numbers = self._numbers if getattr(self.reading_service, "num_workers", 0) else {}
+        runner.begin(self._plan(), with_numbers(states, numbers), dealer)
         iterator = DataLoader2Iterator(self, runner)
         self._iterator, self._begun, self._loaded = weakref.ref(iterator), states, None
         self._fresh = self._advanced = False
@@ -228,8 +229,10 @@ class DataLoader2(Generic[T]):
             return self._begun or {number: StreamState() for number in own}
         return {number: self._loaded.streams[number] for number in own}
 
-    def _epoch_ended(self) -> None:
+    def _epoch_ended(self, *, given_up: bool = False) -> None:
         if not self._fresh:
+            ended = {} if given_up or self._runner is None else self._runner.states()
+            self._numbers = {number: state.numbers for number, state in ended.items() if state.ended}
             self._epoch += 1
             self._fresh, self._begun = True, None
 
@@ -245,11 +248,11 @@ class DataLoader2(Generic[T]):
         if self._loaded is not None:
             return self._loaded.to_json(self._graph)
         running = None if self._fresh else self._runner
-        streams = self._states_to_run() if running is None else running.states(self._not_given)
+        states = self._states_to_run() if running is None else running.states(self._not_given)
         if running is not None:
             self._warn_of_draws(running)
-        checkpoint = Checkpoint(plan.seed, plan.epoch, plan.streams, plan.world, plan.replicate, streams)
-        return checkpoint.to_json(self._graph)
+        streams = with_numbers(states, self._numbers)
+        return Checkpoint(plan.seed, plan.epoch, plan.streams, plan.world, plan.replicate, streams).to_json(self._graph)
 
     def _warn_of_draws(self, runner: Runner) -> None:
         if runner.drew_above is not None and not self._told_of_draws:
@@ -292,7 +295,7 @@ class DataLoader2(Generic[T]):
         if previous is not None:
             previous.replace("load_state_dict() was called; iter(loader) goes on from that state")
         self._loaded, self._seed, self._epoch, self.num_streams = checkpoint, checkpoint.seed, checkpoint.epoch, count
-        self._fresh, self._iterator, self._begun = True, None, None
+        self._fresh, self._iterator, self._begun, self._numbers = True, None, None, {}
         self._on_changed_data, self._drawn = on_changed_data, False
 
     def __len__(self) -> int:

@@ -14,7 +14,8 @@ Main to worker
 
 Worker to main
     BATCH    (iteration, stream, given, snapshot length), the snapshot's pickle or nothing, the packed batch
-    END      (iteration, stream, given): the stream has no more
+    END      (iteration, stream, given), pickle {stage: numbers} or nothing: the stream has no more; what users' pipes
+             counted
     ERROR    (iteration, stream, given), the packed error: the stream raised; the iteration is over for this worker
     NEED     (iteration, stream, number): the stream waits for that element of the source that main reads
     DREW     (iteration, stream, 0), a stage's name: users' draws from the global generators were seen above that stage

@@ -30,6 +30,7 @@ class Progress:
         "ended",
         "given",
         "given_snapshot",
+        "numbers",
         "stream",
         "worker",
     )
@@ -42,11 +43,17 @@ class Progress:
         self.ended = self.all_arrived = base.ended
         # What its stages have skipped up to the last output given, or a little beyond.
         self.counts = base.counts
+        # What its users' pipes had counted at its end, pickled, or nothing.
+        self.numbers = b""
 
     def begin(self, snapshot: bytes) -> None:
         """Take in where the worker has begun, which says more than `base`."""
         self.arrived_snapshot = self.arrived_snapshot or snapshot
         self.given_snapshot = self.given_snapshot or snapshot
+
+    def end(self, numbers: bytes) -> None:
+        """Take in that the stream has no more, and what its users' pipes have counted."""
+        self.ended, self.numbers = True, numbers
 
     def count(self, counts: Mapping[str, StageCounts]) -> bool:
         """Take in what the stages have counted up to the output that follows; tell whether there are more errors."""
@@ -72,7 +79,8 @@ class Progress:
         if before is not None:
             given, snapshot, ended = given - before[0], before[1], False
         if ended or (arrived and self.all_arrived):
-            return StreamState(given=given, ended=True, counts=self.counts)
+            numbers = self.base.numbers if self.base.ended else pickle.loads(self.numbers) if self.numbers else None
+            return StreamState(given=given, ended=True, counts=self.counts, numbers=numbers)
         if not snapshot:
             return replace(self.base.after(given), counts=self.counts)
         reached: Captures | Table

@@ -13,10 +13,11 @@ Contract
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pipes.as_built import as_built, check_numbers
 from pipes.context import Context
 from pipes.datapipe import IterDataPipe, MapDataPipe
 from pipes.error_policy import StageCounts
@@ -31,9 +32,21 @@ from pipes.stages.selecting import Enumerator, Header, IndexAdder, LengthSetter,
 from pipes.stages.sharding import ShardingFilter
 from pipes.stages.threads import ThreadPoolMapper
 from pipes.stages.wrapping import IterableWrapper, SequenceWrapper
-from pipes.state import Captures, Table
+from pipes.state import Captures, Table, damaged
 
-__all__ = ["Plan", "Snapshot", "Stream", "StreamState", "collates_last", "describe", "runs_users_code", "unit_size"]
+__all__ = [
+    "Plan",
+    "Snapshot",
+    "Stream",
+    "StreamState",
+    "check_counted",
+    "collates_last",
+    "describe",
+    "given_up",
+    "runs_users_code",
+    "unit_size",
+    "with_numbers",
+]
 
 Snapshot = tuple[int, Captures]
 
@@ -91,6 +104,9 @@ class StreamState:
     given: int = 0
     ended: bool = False
     counts: Mapping[str, StageCounts] = field(default_factory=dict)
+    #: By stage, what users' pipes have counted where the epoch begins; of an ended stream, the next epoch. None where
+    #: the pipes themselves know.
+    numbers: Mapping[str, Mapping[str, Any]] | None = None
 
     def after(self, given: int) -> StreamState:
         """Return the state with `given` outputs given."""
@@ -133,6 +149,42 @@ def collates_last(graph: Node) -> bool:
             return False
         node = sources[0]
     return True
+
+
+def set_counted(context: Context, numbers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Set what the users' pipes of a context count."""
+    for node in context.nodes:
+        if type(node)._is_replayed(node):
+            as_built(node).set_numbers(node, numbers.get(context.names[id(node)], {}))
+
+
+def check_counted(context: Context, numbers: Mapping[str, Any]) -> None:
+    """Refuse numbers that no user's pipe of the context can have counted."""
+    known = {context.names[id(node)]: node for node in context.nodes if type(node)._is_replayed(node)}
+    for stage, counted in numbers.items():
+        if stage not in known:
+            raise damaged(f"no stage {stage[:40]!r} counts")
+        check_numbers(known[stage], counted, stage)
+
+
+def with_numbers(states: Mapping[int, StreamState], numbers: Mapping[int, Any]) -> dict[int, StreamState]:
+    """Return the states with what users' pipes had counted, by stream, where the epoch has not begun."""
+    return {
+        number: state
+        if state.table is not None or state.numbers is not None or state.ended
+        else replace(state, numbers=numbers.get(number))
+        for number, state in states.items()
+    }
+
+
+def given_up(
+    streams: Mapping[int, Stream], states: Iterable[tuple[int, StreamState]]
+) -> Iterator[tuple[int, StreamState]]:
+    """Give the states of the epoch after one that was given up, in which some streams had not begun to count."""
+    counted = streams[min(streams)].counted(above=True) if streams else None
+    for number, state in states:
+        begins = state.table is None and state.numbers is None and not state.ended
+        yield number, replace(state, numbers=counted) if counted and begins and number not in streams else state
 
 
 def describe(graph: IterDataPipe[Any], plan: Plan, number: int, captures: Captures) -> Table:
@@ -179,6 +231,8 @@ class Stream:
         if start.ended:
             self.given = start.given
             return
+        if start.table is None and start.numbers is not None:
+            set_counted(self._context, start.numbers)
         self._run = self._context.start(start.table)
         self._boundary: Snapshot = (start.at, self._run.captures())
         if self.seeded:
@@ -248,6 +302,16 @@ class Stream:
     def before_newest(self) -> Snapshot:
         """Where the graph stood before the newest output, or at the newest place before that."""
         return self._boundary
+
+    def counted(self, *, above: bool = False) -> dict[str, dict[str, Any]]:
+        """Return, by stage, what users' pipes have counted so far; with `above`, those that all streams read."""
+        context = self._context
+        return {
+            context.names[id(node)]: numbers
+            for node in context.nodes
+            if type(node)._is_replayed(node) and (not above or id(node) in context.above_shard)
+            if (numbers := as_built(node).numbers(node))
+        }
 
     @property
     def loose_notes(self) -> list[str]:

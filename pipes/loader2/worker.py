@@ -42,7 +42,7 @@ from pipes.loader2.remote_error import pack_error
 from pipes.loader2.sharing import receive, with_listings
 from pipes.loader2.shipping import unship
 from pipes.loader2.slabs import SlabPool
-from pipes.loader2.streams import Plan, Stream, StreamState, collates_last
+from pipes.loader2.streams import Plan, Stream, StreamState, collates_last, given_up
 from pipes.loader2.whereabouts import Page, Phase, Place, TracedContext, Tracing
 from pipes.shares import reading_a_share
 from pipes.sources.listing import Listing
@@ -193,6 +193,8 @@ class _Worker:
         granted: int,
         own: int,
     ) -> None:
+        if self._job.reset_fn is None:
+            states = list(given_up(self._streams, states))
         self._drop_streams()
         self._iteration, self._credits, self._paused = iteration, credits, False
         self._granted, self._own = granted, own
@@ -259,7 +261,9 @@ class _Worker:
             except StopIteration:
                 self._tell_of_counts(number, given)
                 self._turns.end()
-                self._send(Kind.END, [EVENT_HEAD.pack(self._iteration, number, given)])
+                counted = stream.counted()
+                numbers = pickle.dumps(counted) if counted else b""
+                self._send(Kind.END, [EVENT_HEAD.pack(self._iteration, number, given), numbers])
                 return
             self._page.move(Phase.SENDING, number, given)
             fault_points.reach("after the output")
