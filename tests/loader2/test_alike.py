@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -220,9 +221,10 @@ class Epochs(IterDataPipe[int]):
         order = list(range(N))
         random.Random(self.epoch).shuffle(order)
         self.epoch += 1
-        if self.epoch == 3 and self.dies is not None and self.dies.exists():
-            self.dies.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.epoch == 3 and self.dies is not None:
+            with suppress(FileNotFoundError):  # of several workers, the one that finds it
+                self.dies.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
         yield from order
 
 
