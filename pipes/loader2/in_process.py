@@ -17,6 +17,7 @@ from pipes.loader2.dealing import Dealer, DealtSource
 from pipes.loader2.iterator import NOTHING
 from pipes.loader2.merge import RoundRobin
 from pipes.loader2.random import seeds_of
+from pipes.loader2.sharding import adapted
 from pipes.loader2.sharing import list_once, with_listings
 from pipes.loader2.slot import Counts
 from pipes.loader2.streams import Plan, Stream, StreamState, describe, given_up, runs_users_code
@@ -38,7 +39,7 @@ class InProcessEngine:
     def __init__(self, graph: IterDataPipe[Any], init_fn: Any = None, reset_fn: Any = None) -> None:
         self._info = WorkerInfo(1, 0)
         self._listings = list_once(graph)
-        self._initial = graph if init_fn is None else init_fn(graph, self._info)
+        self._initial = graph if init_fn is None else adapted(graph, init_fn, self._info)
         self._reset_fn = reset_fn
         self._copies = Copies()
         self._streams: dict[int, Stream] = {}
@@ -74,7 +75,7 @@ class InProcessEngine:
         self._graph = self._initial
         if self._reset_fn is not None:
             seeds = seeds_of(plan.seed, plan.epoch).spawn(0)
-            self._graph = self._reset_fn(self._graph, self._info, seeds)
+            self._graph = adapted(self._graph, self._reset_fn, self._info, seeds)
         self._seeded = runs_users_code(walk(self._graph))
         self._turns = RoundRobin(
             {stream: state.given for stream, state in states.items()},

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pipes.datapipe import IterDataPipe, MapDataPipe, length_of
+from pipes.errors import GraphError
 from pipes.graph import clone
 from pipes.node import (
     Node,
@@ -22,7 +23,7 @@ from pipes.shard_points import flows_of, level_share, splits_by_level
 from pipes.stages.filtering import Filter
 from pipes.stages.sharding import ShardingFilter
 
-__all__ = ["length_over_streams", "warnings_of_sharding"]
+__all__ = ["adapted", "length_over_streams", "warnings_of_sharding"]
 
 
 def length_over_streams(graph: IterDataPipe[Any], numbers: Iterable[int], streams: int, world: int, auto: bool) -> int:
@@ -93,6 +94,20 @@ def _is_heavy(node: Node) -> bool:
         isinstance(node, MapDataPipe) and not type(node).__module__.startswith("pipes.")
     )
     return own or type(node)._calls_user(node) or type(node)._opens
+
+
+def adapted(graph: IterDataPipe[Any], adapt: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a user's `worker_init_fn` or `worker_reset_fn` makes of the graph; refuse one that shards it."""
+    before = {id(node): node.share() for node in walk(graph) if isinstance(node, ShardingFilter)}
+    made = adapt(graph, *arguments)
+    for node in walk(made) if isinstance(made, Node) else ():
+        if isinstance(node, ShardingFilter) and node.share() != before.get(id(node), (0, 1)):
+            raise GraphError(
+                f"a worker_init_fn or worker_reset_fn called apply_sharding of the sharding_filter{built_at(node)}, "
+                "which the loader splits among its streams anyway, so all would get a share of a share and the rest "
+                "would be lost: leave the call out"
+            )
+    return made
 
 
 def _half_split(nodes: list[Node], names: dict[int, str], streams: int) -> Iterable[str]:

@@ -39,6 +39,7 @@ from pipes.loader2.packing import Packed, pack
 from pipes.loader2.progress import Reached
 from pipes.loader2.random import seeds_of
 from pipes.loader2.remote_error import pack_error
+from pipes.loader2.sharding import adapted
 from pipes.loader2.sharing import receive, with_listings
 from pipes.loader2.shipping import unship
 from pipes.loader2.slabs import SlabPool
@@ -110,7 +111,7 @@ class _Worker:
         graph = unship(job.graph)
         fault_points.reach("after the graph is unpickled")
         page.move(Phase.INIT_FN)
-        self._graph: IterDataPipe[Any] = graph if job.init_fn is None else job.init_fn(graph, job.info)
+        self._graph: IterDataPipe[Any] = graph if job.init_fn is None else adapted(graph, job.init_fn, job.info)
         self._iteration = FATAL
         self._copies = Copies()
         self._streams: dict[int, Stream] = {}
@@ -244,7 +245,7 @@ class _Worker:
         if job.reset_fn is None:
             return self._graph
         seeds = seeds_of(self._plan.seed, self._plan.epoch).spawn(self._number)
-        return job.reset_fn(self._graph, job.info, seeds)  # type: ignore[no-any-return]
+        return adapted(self._graph, job.reset_fn, job.info, seeds)  # type: ignore[no-any-return]
 
     def _produce(self) -> None:
         number = self._turns.turn()

@@ -15,6 +15,7 @@ from loading import loader_of, plain, take, through_json
 
 from pipes import IterDataPipe
 from pipes.errors import GraphError, StateError
+from pipes.graph import apply_sharding
 from pipes.iter import FileOpener, IterableWrapper
 from pipes.loader2.sharding import warnings_of_sharding
 from pipes.map import SequenceWrapper
@@ -338,6 +339,18 @@ def test_restoring_behind_a_splitter_at_every_point(kind: str, streams: int) -> 
             if next(iterator, None) is None:
                 break
     assert at == len(whole)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("when", ["worker_init_fn", "worker_reset_fn"])
+def test_a_function_that_shards_what_the_loader_splits_is_refused(workers: int, when: str) -> None:
+    def shard(pipe: Any, info: Any, seeds: Any = None) -> Any:
+        return apply_sharding(pipe, 2, info.worker_id)
+
+    graph = IterableWrapper(range(8)).sharding_filter().map(str)
+    found = pytest.raises(GraphError, match=r"called apply_sharding of the sharding_filter .* leave the call out")
+    with loader_of(graph, workers, 2, **{when: shard}) as loader, found:
+        list(loader)
 
 
 def test_streams_do_not_share_an_iterator() -> None:
