@@ -10,6 +10,7 @@ Contract
   worker. Shared are what nobody changes in place (strings, functions, classes, modules) and what is data rather than
   state: arrays and tensors of `LARGE` bytes or more, whose copies would fill the memory. An attribute that cannot be
   pickled (a lock, a connection) is shared, too.
+- A number that the user sets on the graph's pipe between two epochs, as the number of the epoch, is set on the copies.
 - A graph without pipes of users, or that runs as one stream, is used as it is.
 """
 
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipes.as_built import NUMBERS, OURS
 from pipes.datapipe import IterDataPipe
 from pipes.graph import clone
 from pipes.loader2.blocks import SharedList
@@ -51,17 +53,29 @@ class Copies:
 
     def __init__(self) -> None:
         self._graph: IterDataPipe[Any] | None = None
-        self._by_stream: dict[int, IterDataPipe[Any]] = {}
+        # With the numbers of the graph's pipes when its copy was last asked for.
+        self._by_stream: dict[int, tuple[IterDataPipe[Any], list[dict[str, Any]]]] = {}
 
     def of(self, graph: IterDataPipe[Any], stream: int) -> IterDataPipe[Any]:
         """Return the copy of `graph` that is the stream's, made when it is first asked for."""
         if graph is not self._graph:
             self._graph, self._by_stream = graph, {}
-        if not any(_is_users(node) for node in walk(graph)):
+        if not _users(graph):
             return graph
-        if stream not in self._by_stream:
-            self._by_stream[stream] = _copied(graph)
-        return self._by_stream[stream]
+        numbers = [_numbers(node) for node in _users(graph)]
+        copied, known = self._by_stream.get(stream) or (_copied(graph), numbers)
+        for node, before, now in zip(_users(copied), known, numbers, strict=True):
+            vars(node).update({name: value for name, value in now.items() if before.get(name) != value})
+        self._by_stream[stream] = copied, numbers
+        return copied
+
+
+def _users(graph: IterDataPipe[Any]) -> list[Node]:
+    return [node for node in walk(graph) if _is_users(node)]
+
+
+def _numbers(node: Node) -> dict[str, Any]:
+    return {name: value for name, value in vars(node).items() if type(value) in NUMBERS and name not in OURS}
 
 
 def _is_users(node: Node) -> bool:

@@ -95,3 +95,14 @@ def test_a_stream_keeps_its_copy_and_another_graph_gets_new_ones() -> None:
     assert made.of(graph, 0) is first is not made.of(graph, 1)
     assert made.of(plain, 0) is plain
     assert made.of(graph, 0) is not first
+
+
+def test_a_number_that_the_user_sets_between_two_epochs_reaches_the_copies() -> None:
+    graph: Any = Stage(epoch=0, given=0).map(str)
+    pipe, copies = graph.datapipe, Copies()
+    first, second = (copies.of(graph, stream).datapipe for stream in (0, 1))  # type: ignore[attr-defined]
+    first.given = second.given = 7  # what a copy counts itself stays
+    pipe.epoch = 3
+    for stream, copy in enumerate((first, second)):
+        assert copies.of(graph, stream).datapipe is copy  # type: ignore[attr-defined]
+        assert (copy.epoch, copy.given) == (3, 7)
