@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import threading
 import warnings
 from collections import Counter
 from typing import Any
@@ -379,7 +380,10 @@ def test_streams_do_not_share_an_iterator() -> None:
 
     copied = loader_of(IterableWrapper(Source()).sharding_filter(), 0, 2)
     assert sorted(copied) == list(range(1, 10))
-    shared = IterableWrapper(Source(), deepcopy=False).sharding_filter()
+    source = Source()
+    shared = IterableWrapper(source, deepcopy=False).sharding_filter()
     assert list(loader_of(shared)) == list(range(1, 10))
+    assert sorted(loader_of(shared, 0, 2)) == list(range(1, 10))  # each stream has a copy
+    source.lock = threading.Lock()  # type: ignore[attr-defined]  # it cannot be copied
     with pytest.raises(GraphError, match=r"0:IterableWrapper wraps a Source that gives all readers one and the same"):
         list(loader_of(shared, 0, 2))
