@@ -32,12 +32,22 @@ import torch
 from pipes.seeds import derive_key, drawn
 from pipes.state import damaged
 
-__all__ = ["LARGE", "MOST", "NUMBERS", "OURS", "AsBuilt", "as_built", "attributes_to_send", "check_numbers"]
+__all__ = [
+    "LARGE",
+    "MOST",
+    "_NUMBERS",
+    "_OURS",
+    "AsBuilt",
+    "as_built",
+    "attributes_to_send",
+    "check_numbers",
+    "numbers_of",
+]
 
-#: The types of numbers that are carried from epoch to epoch.
-NUMBERS = (bool, int, float)
-#: The names of numbers that the library keeps on pipes.
-OURS = frozenset({"_seed", "_seed_epoch", "_pipes_seed", "_pipes_epoch"})
+# The types of numbers that are carried from epoch to epoch.
+_NUMBERS = (bool, int, float)
+# The names of numbers that the library keeps on pipes.
+_OURS = frozenset({"_seed", "_seed_epoch", "_pipes_seed", "_pipes_epoch"})
 #: Elements of the longest list whose order is kept.
 MOST = 1 << 22
 #: Bytes of the largest array or tensor whose order is kept.
@@ -73,9 +83,11 @@ class AsBuilt:
                 break
             yield from elements
         finally:
-            self.end(pipe)
-            if isinstance(elements, Generator):
-                elements.close()
+            try:
+                if isinstance(elements, Generator):
+                    elements.close()
+            finally:
+                self.end(pipe)
 
     def begin(self, pipe: Any, key: Callable[[], int] | None) -> None:
         """Set the pipe's attributes to what they were when built; its generators by `key()`, if there is one."""
@@ -94,11 +106,7 @@ class AsBuilt:
 
     def numbers(self, pipe: Any) -> dict[str, Any]:
         """Return the numbers that are not what they were before the first iteration, as a count of epochs."""
-        now = {
-            name: value
-            for name, value in vars(pipe).items()
-            if type(value) in NUMBERS and value - value == 0 and name not in OURS
-        }
+        now = numbers_of(pipe)
         if self._numbers is None:
             self._numbers = now
         built = self._numbers
@@ -139,13 +147,22 @@ def as_built(pipe: Any) -> AsBuilt:
     return known
 
 
+def numbers_of(pipe: Any) -> dict[str, Any]:
+    """Return the numbers that a user's pipe keeps on itself, but for infinite ones."""
+    return {name: value for name, value in vars(pipe).items() if name not in _OURS and _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in _NUMBERS and value - value == 0
+
+
 def check_numbers(pipe: Any, numbers: Any, stage: str) -> None:
     """Refuse what no pipe of the class can have counted: a state sets the user's numbers, and nothing else."""
     known = vars(pipe)
     for name, value in numbers.items() if isinstance(numbers, dict) else (("", None),):
         new = name.isidentifier() and not name.startswith("_") and not hasattr(type(pipe), name)
-        fits = type(known[name]) in NUMBERS and name not in OURS if name in known else new
-        if type(value) not in NUMBERS or not fits:
+        fits = type(known[name]) in _NUMBERS and name not in _OURS if name in known else new
+        if not _is_number(value) or not fits:
             raise damaged(f"stage {stage} keeps no number {name!r} on itself")
 
 
@@ -176,7 +193,7 @@ class _Order:
             fits = plain and not value.requires_grad and not value.is_conj()
         else:
             return None
-        return cls(value) if fits and value.ndim and value.nbytes <= LARGE else None
+        return cls(value) if fits and value.ndim and 0 < value.nbytes <= LARGE else None
 
     def was_left(self, value: Any) -> bool:
         """Return whether `value` is what the last iteration left."""
@@ -184,18 +201,17 @@ class _Order:
 
     def look(self, value: Any) -> None:
         """See whether the elements stand in another order."""
-        self._shuffled = self._shuffled or (
-            not (value is self._value and _same(value, self._order))
-            and (items := _items(value)) is not None
-            and items == _items(self._order)
-        )
+        self._shuffled = not self._is_in_order(value) and _reordered(value, self._order)
 
     def leave(self, value: Any) -> None:
         """Remember what an iteration leaves; what it did not shuffle stays so."""
-        same = value is self._value and _same(value, self._order)
+        same = self._is_in_order(value)
         self._left = value if same or self._shuffled else None
         self._left_order = self._order if same or not self._shuffled else _copy(value)
         self._shuffled = False
+
+    def _is_in_order(self, value: Any) -> bool:
+        return value is self._value and _same(value, self._order)
 
     def copy(self) -> Any:
         """Return a copy of the sequence in its order."""
@@ -307,31 +323,38 @@ def _copy(value: Any) -> Any:
 
 def _same(value: Any, order: Any) -> bool:
     """Return whether two sequences have the same elements at the same places."""
-    if type(value) is not type(order) or len(value) != len(order):
-        return False
     if isinstance(value, list):
-        return all(map(operator.is_, value, order))
-    if isinstance(value, torch.Tensor):
-        return bool(torch.equal(value, order))
+        return len(value) == len(order) and all(map(operator.is_, value, order))
     if value.dtype != order.dtype or value.shape != order.shape:
         return False
-    if value.dtype.hasobject:
+    if _of_objects(value):
         return all(map(operator.is_, value.ravel(), order.ravel()))
-    return bool(value.tobytes() == order.tobytes())
+    return bool(_rows(value).data == _rows(order).data)
 
 
-def _items(value: Any) -> Counter[Any] | None:
-    """Return how often each element, or row, is there; None for what is no sequence."""
-    if isinstance(value, np.ndarray | torch.Tensor):
-        # Rows of more dimensions become tuples.
-        value = [_hashable(row) for row in value.tolist()] if value.ndim else [value.item()]
-    if not isinstance(value, list | tuple):
-        return None
+def _reordered(value: Any, order: Any) -> bool:
+    """Return whether `value` has the elements, or rows, of `order`, each as often."""
+    if type(value) is type(order) is not list and not _of_objects(order):
+        if value.dtype != order.dtype or value.shape != order.shape:
+            return False
+        # By their bytes, as NaN equals nothing.
+        return Counter(map(bytes, _rows(value))) == Counter(map(bytes, _rows(order)))
+    if not isinstance(value, list | tuple | np.ndarray):
+        return False
+    # A list becomes an array where numpy permutes it.
+    found, expected = (each.tolist() if isinstance(each, np.ndarray) else list(each) for each in (value, order))
     try:
-        return Counter(value)
+        return Counter(found) == Counter(expected)
     except TypeError:
-        return Counter(map(id, value))
+        return Counter(map(id, found)) == Counter(map(id, expected))
 
 
-def _hashable(row: Any) -> Any:
-    return tuple(map(_hashable, row)) if isinstance(row, list) else row
+def _of_objects(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.hasobject
+
+
+def _rows(value: Any) -> Any:
+    """Return the rows of an array or tensor as bytes, uint8 of shape `(len(value), bytes of a row)`."""
+    if isinstance(value, torch.Tensor):
+        return value.contiguous().view(len(value), -1).view(torch.uint8).numpy()
+    return np.ascontiguousarray(value).reshape(len(value), -1).view(np.uint8)

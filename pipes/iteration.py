@@ -73,16 +73,8 @@ class _Generation:
         self.context.above_shard = outer.above_shard
         self.members: list[weakref.ref[Context]] = []
         self.started: set[int] = set()
-        self.context.at_close.append(partial(_Generation._taken_over, weakref.ref(self)))
+        self.context.at_close.append(partial(_taken_over, weakref.ref(self)))
         self.run: Any = _begin(self.context)
-
-    @staticmethod
-    def _taken_over(self: weakref.ref[_Generation]) -> None:
-        """Tell the children's iterators that what they read is at its end because somebody else iterates it."""
-        generation = self()
-        why = None if generation is None else generation.context.replaced_by
-        if generation is not None and why is not None:
-            generation._replace_members(why)
 
     def _replace_members(self, why: str) -> None:
         for member in self.members:
@@ -93,6 +85,13 @@ class _Generation:
     def end(self, successor: str) -> None:
         self._replace_members(_newer(successor))
         self.context.close()
+
+
+def _taken_over(generation: weakref.ref[_Generation]) -> None:
+    """Tell the children's iterators that what they read is at its end because somebody else iterates it."""
+    closed = generation()
+    if closed is not None and closed.context.replaced_by is not None:
+        closed._replace_members(closed.context.replaced_by)
 
 
 def iterate(pipe: Node) -> Iterator[Any]:

@@ -46,6 +46,10 @@ def into_an_array(pipe: Any) -> None:
     pipe.items = np.random.permutation(pipe.items)
 
 
+def into_a_list(pipe: Any) -> None:
+    pipe.items = random.sample(list(pipe.items), N)
+
+
 def numpy_in_place(pipe: Any) -> None:
     np.random.shuffle(pipe.items)
 
@@ -65,6 +69,14 @@ SHUFFLES: dict[str, tuple[Callable[[], Any], Shuffle]] = {
     "lists": (lambda: [[number] for number in range(N)], in_place),
     "array": (lambda: np.arange(N) * 0.5, numpy_in_place),
     "rows": (lambda: np.arange(2 * N).reshape(N, 2), numpy_in_place),
+    "with gaps": (lambda: np.where(np.arange(2 * N) % 3, np.arange(2 * N), np.nan).reshape(N, 2), numpy_in_place),
+    "gaps": (lambda: torch.arange(N) / (torch.arange(N) % 3), by_index),
+    "bits": (lambda: torch.arange(N) % 2 > 0, by_index),
+    "transposed": (lambda: np.arange(2 * N).reshape(2, N).T, numpy_in_place),
+    "texts": (lambda: np.array(words()), numpy_in_place),
+    "dates": (lambda: np.arange(N).astype("datetime64[D]"), numpy_in_place),
+    "drawn": (lambda: np.arange(N), in_place),
+    "into a list": (lambda: np.arange(N), into_a_list),
     "objects": (lambda: np.array(words(), dtype=object), numpy_in_place),
     "tensor": (lambda: torch.arange(N), by_index),
     "tensor's rows": (lambda: torch.arange(2 * N).view(N, 2).to(torch.bfloat16), by_index),

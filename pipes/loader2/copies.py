@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipes.as_built import NUMBERS, OURS
+from pipes.as_built import numbers_of
 from pipes.datapipe import IterDataPipe
 from pipes.graph import clone
 from pipes.loader2.blocks import SharedList
@@ -60,9 +60,10 @@ class Copies:
         """Return the copy of `graph` that is the stream's, made when it is first asked for."""
         if graph is not self._graph:
             self._graph, self._by_stream = graph, {}
-        if not _users(graph):
+        users = _users(graph)
+        if not users:
             return graph
-        numbers = [_numbers(node) for node in _users(graph)]
+        numbers = [numbers_of(node) for node in users]
         copied, known = self._by_stream.get(stream) or (_copied(graph), numbers)
         for node, before, now in zip(_users(copied), known, numbers, strict=True):
             vars(node).update({name: value for name, value in now.items() if before.get(name) != value})
@@ -72,10 +73,6 @@ class Copies:
 
 def _users(graph: IterDataPipe[Any]) -> list[Node]:
     return [node for node in walk(graph) if _is_users(node)]
-
-
-def _numbers(node: Node) -> dict[str, Any]:
-    return {name: value for name, value in vars(node).items() if type(value) in NUMBERS and name not in OURS}
 
 
 def _is_users(node: Node) -> bool:
