@@ -158,8 +158,10 @@ def _is_number(value: Any) -> bool:
 
 def check_numbers(pipe: Any, numbers: Any, stage: str) -> None:
     """Refuse what no pipe of the class can have counted: a state sets the user's numbers, and nothing else."""
+    if pipe is None or not isinstance(numbers, dict):
+        raise damaged(f"stage {stage[:40]} keeps no such numbers on itself")
     known = vars(pipe)
-    for name, value in numbers.items() if isinstance(numbers, dict) else (("", None),):
+    for name, value in numbers.items():
         new = name.isidentifier() and not name.startswith("_") and not hasattr(type(pipe), name)
         fits = type(known[name]) in _NUMBERS and name not in _OURS if name in known else new
         if not _is_number(value) or not fits:

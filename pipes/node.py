@@ -85,6 +85,10 @@ class Node:
         """Return whether a restore replays this stage, and so all upstream of it, from the start of the epoch."""
         return False
 
+    def _keeper(self) -> Any:
+        """Return the user's object that may count epochs on itself, and is replayed by its count; None without one."""
+        return self if type(self)._is_replayed(self) else None
+
 
 def label_of(pipe: Node) -> str:
     """Return the class name as stage ids show it."""

@@ -83,7 +83,7 @@ class UserRun(Run):
         self.segment = (self,)
         if position is not None:
             self.check(position)
-        position = position or {}
+        fresh, position = position is None, position or {}
         self.ended = position.get("ended", False)
         saved = position.get("sources", {})
         # What another source reads is opened for that one, and once more only when the user asks for it, too.
@@ -96,7 +96,7 @@ class UserRun(Run):
                 self._open(name, 0, None)
         if self.replays and not self.ended:
             self.skip = position.get("given", 0)
-            self.numbers = {**as_built(self.pipe).numbers(self.pipe), **position.get("numbers", {})}
+            self.numbers = as_built(self.pipe).numbers(self.pipe) if fresh else position.get("numbers", {})
         if "state" in position:
             self.saved = json.dumps(position["state"])
 
@@ -218,7 +218,8 @@ class UserRun(Run):
     def _own(self) -> Iterator[Any]:
         """Begin what the user wrote."""
         pipe = self.pipe
-        vars(pipe).update(self.numbers)
+        if self.replays:
+            as_built(pipe).set_numbers(pipe, self.numbers)
         reset = getattr(type(pipe), "reset", None)
         if callable(reset):
             reset(pipe)

@@ -29,7 +29,6 @@ from pipes.datapipe import IterDataPipe
 from pipes.graph import clone
 from pipes.loader2.blocks import SharedList
 from pipes.node import Node, walk
-from pipes.stages.wrapping import IterableWrapper
 
 __all__ = ["LARGE", "Copies"]
 
@@ -63,10 +62,10 @@ class Copies:
         users = _users(graph)
         if not users:
             return graph
-        numbers = [numbers_of(node) for node in users]
+        numbers = [numbers_of(_keeper(node)) for node in users]
         copied, known = self._by_stream.get(stream) or (_copied(graph), numbers)
         for node, before, now in zip(_users(copied), known, numbers, strict=True):
-            vars(node).update({name: value for name, value in now.items() if before.get(name) != value})
+            vars(_keeper(node)).update({name: value for name, value in now.items() if before.get(name) != value})
         self._by_stream[stream] = copied, numbers
         return copied
 
@@ -76,9 +75,12 @@ def _users(graph: IterDataPipe[Any]) -> list[Node]:
 
 
 def _is_users(node: Node) -> bool:
-    if isinstance(node, IterableWrapper):
-        return not node.deepcopy and hasattr(node.iterable, "__dict__")
-    return getattr(type(node), "_own_iter", None) is not None
+    return getattr(type(node), "_own_iter", None) is not None or type(node)._keeper(node) is not None
+
+
+def _keeper(node: Node) -> Any:
+    keeper = type(node)._keeper(node)
+    return node if keeper is None else keeper
 
 
 def _copied(graph: IterDataPipe[Any]) -> IterDataPipe[Any]:

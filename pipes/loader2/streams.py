@@ -32,7 +32,7 @@ from pipes.stages.selecting import Enumerator, Header, IndexAdder, LengthSetter,
 from pipes.stages.sharding import ShardingFilter
 from pipes.stages.threads import ThreadPoolMapper
 from pipes.stages.wrapping import IterableWrapper, SequenceWrapper
-from pipes.state import Captures, Table, damaged
+from pipes.state import Captures, Table
 
 __all__ = [
     "Plan",
@@ -154,17 +154,16 @@ def collates_last(graph: Node) -> bool:
 def set_counted(context: Context, numbers: Mapping[str, Mapping[str, Any]]) -> None:
     """Set what the users' pipes of a context count."""
     for node in context.nodes:
-        if type(node)._is_replayed(node):
-            as_built(node).set_numbers(node, numbers.get(context.names[id(node)], {}))
+        keeper = type(node)._keeper(node)
+        if keeper is not None:
+            as_built(node).set_numbers(keeper, numbers.get(context.names[id(node)], {}))
 
 
 def check_counted(context: Context, numbers: Mapping[str, Any]) -> None:
     """Refuse numbers that no user's pipe of the context can have counted."""
-    known = {context.names[id(node)]: node for node in context.nodes if type(node)._is_replayed(node)}
+    known = {context.names[id(node)]: type(node)._keeper(node) for node in context.nodes}
     for stage, counted in numbers.items():
-        if stage not in known:
-            raise damaged(f"no stage {stage[:40]!r} counts")
-        check_numbers(known[stage], counted, stage)
+        check_numbers(known.get(stage), counted, stage)
 
 
 def with_numbers(states: Mapping[int, StreamState], numbers: Mapping[int, Any]) -> dict[int, StreamState]:
@@ -309,8 +308,8 @@ class Stream:
         return {
             context.names[id(node)]: numbers
             for node in context.nodes
-            if type(node)._is_replayed(node) and (not above or id(node) in context.above_shard)
-            if (numbers := as_built(node).numbers(node))
+            if (not above or id(node) in context.above_shard) and (keeper := type(node)._keeper(node)) is not None
+            if (numbers := as_built(node).numbers(keeper))
         }
 
     @property

@@ -11,6 +11,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any, TypeVar
 
+from pipes.as_built import as_built, check_numbers
 from pipes.datapipe import IterDataPipe, MapDataPipe, Shard, length_of, no_length
 from pipes.errors import GraphError, StateError
 from pipes.run import Node, Run
@@ -47,9 +48,20 @@ class _WrapperRun(Run):
     iterator: Iterator[Any]
     count_fields = ("at",)
 
+    def check(self, position: Position) -> None:
+        super().check(position)
+        if "numbers" in position:
+            check_numbers(type(self.pipe)._keeper(self.pipe), position["numbers"], self.stage)
+
     def restore(self, position: Position) -> None:
         self.start = 0 if position is None else position["at"]
         self.cursor: Any = None
+        self.keeper = type(self.pipe)._keeper(self.pipe)
+        # What the user's object had counted at the start of the epoch.
+        self.numbers: dict[str, Any] = {}
+        if self.keeper is not None:
+            known = as_built(self.pipe).numbers(self.keeper)
+            self.numbers = known if position is None else position.get("numbers", {})
 
     def _read(self) -> None:
         """Take the data as it is now, when the first element is wanted, and stand at `start`."""
@@ -108,7 +120,7 @@ class _WrapperRun(Run):
                 elements: Any = iter(_ByPosition(self.data))
                 elements.__setstate__(self.start)
             else:
-                elements = self.begun(lambda: islice(self._begun(), self.start, None), self._keeper())
+                elements = self.begun(lambda: islice(self._begun(), self.start, None), self.keeper)
             for element, _ in zip(elements, self.cursor, strict=False):
                 yield element
         except GeneratorExit:
@@ -117,13 +129,10 @@ class _WrapperRun(Run):
             self.note(error)
             raise
 
-    def _keeper(self) -> Any:
-        """Return the data if it is a user's object, which may keep things on itself from one epoch to the next."""
-        users = hasattr(self.data, "__dict__") and not isinstance(self.data, Iterator)
-        return self.data if users and self.data is self.pipe.iterable else None
-
     def _begun(self) -> Iterator[Any]:
         """Return a new iterator of the data; refuse one that another stream of this process reads."""
+        if self.keeper is not None:
+            as_built(self.pipe).set_numbers(self.keeper, self.numbers)
         iterator: Iterator[Any] = iter(self.data)
         reader = _readers.get(id(iterator))
         context = self.context
@@ -138,16 +147,20 @@ class _WrapperRun(Run):
         return iterator
 
     def capture(self) -> Capture:
+        return (self._at(), self.numbers) if self.numbers else self._at()
+
+    def _at(self) -> int:
         if self.cursor is None:
             return self.start
-        return self.cursor.position if self.fixed else self.cursor.count
+        at: int = self.cursor.position if self.fixed else self.cursor.count
+        return at
 
     def describe(self, captured: Capture) -> Position:
-        return {"at": captured}
+        return dict(zip(("at", "numbers"), captured, strict=True)) if isinstance(captured, tuple) else {"at": captured}
 
     def replay(self, count: int, wanted: Sequence[int]) -> list[Any]:
         self._read()
-        start = self.capture()
+        start = self._at()
         if not self.fixed or start + count > len(self.data):
             return super().replay(count, wanted)
         kept = self.cursor.skip(count, wanted)
@@ -170,6 +183,10 @@ class IterableWrapper(IterDataPipe[T]):
     def __init__(self, iterable: Iterable[T], deepcopy: bool = True) -> None:
         self.iterable = iterable
         self.deepcopy = deepcopy
+
+    def _keeper(self) -> Any:
+        users = hasattr(self.iterable, "__dict__") and not isinstance(self.iterable, Iterator)
+        return self.iterable if users and not self.deepcopy else None
 
     def _length(self, shard: Shard) -> int:
         try:

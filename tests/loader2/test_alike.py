@@ -257,9 +257,64 @@ def test_a_stage_that_counts_epochs_is_replayed_by_its_count(tmp_path: Path) -> 
         assert [list(loader), list(loader)] == [expected[1][7:], expected[2]]
 
 
+def test_a_state_sets_no_numbers_where_nothing_counts() -> None:
+    with loader_of(numbers().batch(2)) as loader:
+        next(iter(loader))
+        state = through_json(loader.state_dict())
+        state["streams"]["0"]["table"]["0:IterableWrapper"]["numbers"] = {"deepcopy": 0}
+        with pytest.raises(StateError, match="0:IterableWrapper keeps no such numbers"):
+            loader.load_state_dict(sealed(state))
+
+
+class Turns:
+    """No pipe, and counts its epochs all the same."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.turn += 1
+        yield from random.Random(self.turn).sample(range(N), N)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("source", [Epochs, lambda: IterableWrapper(Turns(), deepcopy=False)])
+def test_a_state_says_which_epoch_it_is_of(source: Callable[[], Any], workers: int) -> None:
+    """In a loader that has gone on since, in a new one, and between two epochs."""
+    with loader_of(source().sharding_filter(), workers, 3) as loader:
+        expected, states = [], []
+        for _ in range(3):
+            between = through_json(loader.state_dict())
+            iterator = iter(loader)
+            first = take(iterator, 7)
+            states.append((between, through_json(loader.state_dict())))
+            expected.append((first, list(iterator)))
+        assert expected[0] != expected[1] != expected[2]
+        # The last one gives up the epoch that it is loaded in.
+        for (between, within), (first, rest) in (*zip(states, expected, strict=True), (states[0], expected[0])):
+            loader.load_state_dict(within)
+            assert list(loader) == rest
+            loader.load_state_dict(between)
+            assert take(iter(loader), 7) == first
+    for (between, within), (first, rest) in zip(states, expected, strict=True):
+        for state, outputs in ((between, first + rest), (within, rest)):
+            with loader_of(source().sharding_filter(), 0) as loader:
+                loader.load_state_dict(state)
+                assert list(loader) == outputs
+
+
 @pytest.mark.parametrize(
     "numbers",
-    [{"order": 1}, {"__iter__": 1}, {"epoch": "2"}, {"batch": 1}, [1], {"_x": 1}, {"_pipes_epoch": 1}, {"_built": 1}],
+    [
+        {"order": 1},
+        {"__iter__": 1},
+        {"epoch": "2"},
+        {"batch": 1},
+        [1],
+        {"_x": 1},
+        {"_pipes_epoch": 1},
+        {"_built": 1},
+    ],
 )
 def test_a_state_sets_numbers_only(numbers: Any) -> None:
     with loader_of(Epochs().batch(2)) as loader:
