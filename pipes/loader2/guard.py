@@ -171,6 +171,8 @@ def _set_up(sock: socket.socket, parent: int) -> Start | None:
     if "death" in given:
         _die_with_last_writer(given["death"])
     # Main reads the file while it is written: the descriptor is shared, and appends.
+    # What main had switched on may have lost its handlers since: Lightning sets all signals back when a fit ends.
+    faulthandler.disable()
     faulthandler.enable(given["stack"], all_threads=True)
     faulthandler.register(DUMP_SIGNAL, given["stack"], all_threads=True, chain=False)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

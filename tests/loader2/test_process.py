@@ -48,6 +48,21 @@ def test_exit_code(method: str, end: object, code: int, raises: bool, capfd: pyt
     assert ("ZeroDivisionError" in capfd.readouterr().err) == raises
 
 
+@pytest.mark.skipif("fork" not in METHODS, reason="forks")
+def test_a_crash_leaves_its_stack_though_main_lost_its_handlers() -> None:
+    """As when a trainer sets all signals back at its end, and Python still takes faulthandler for switched on."""
+    libc, kept = ctypes.CDLL(None), ctypes.create_string_buffer(256)
+    libc.sigaction(signal.SIGSEGV, None, kept)
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+    try:
+        worker = start("fork", lambda sock, payload: ctypes.string_at(0))
+        assert worker.join(20)
+        assert "<lambda>" in worker.crash_stack()
+        worker.close()
+    finally:
+        libc.sigaction(signal.SIGSEGV, kept, None)
+
+
 @quick_methods
 def test_large_payload_comes_whole(method: str) -> None:
     payload = os.urandom(1 << 20) * 40
