@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +24,8 @@ import torch
 
 Make = Callable[[int], torch.Tensor]
 BATCH, WARM = 64, 30
+#: Seconds after which a peer that runs as a program of its own is ended.
+PATIENCE = 120.0
 
 
 class Ready:
@@ -114,13 +118,25 @@ def grain(make: Make, workers: int, count: int) -> float:
 
 
 def torchdata_09(python: str, shape: tuple[int, ...], dtype: torch.dtype, workers: int, count: int) -> float:
-    """The same in the environment of the interpreter `python`, which has torchdata 0.9."""
+    """The same in the environment of the interpreter `python`, which has torchdata 0.9.
+
+    Raises RuntimeError when it gives no figure within `PATIENCE` seconds. It may hang for good when it shuts down, with
+    the figure given; then it is ended with its workers.
+    """
     case = json.dumps([shape, str(dtype).removeprefix("torch."), workers, count])
-    done = subprocess.run([python, "-W", "ignore", __file__, case], stdout=subprocess.PIPE, text=True, check=True)
-    return float(done.stdout)
+    command = [python, "-W", "ignore", __file__, case]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            found, _ = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            found, _ = process.communicate()
+    if not found:
+        raise RuntimeError(f"torchdata 0.9 gave no figure within {PATIENCE:.0f} s (exit code {process.returncode})")
+    return float(found)
 
 
-def run_torchdata_09(shape: tuple[int, ...], dtype: str, workers: int, count: int) -> float:
+def run_torchdata_09(shape: tuple[int, ...], dtype: str, workers: int, count: int) -> None:
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
     from torchdata.datapipes.iter import IterableWrapper
 
@@ -128,12 +144,10 @@ def run_torchdata_09(shape: tuple[int, ...], dtype: str, workers: int, count: in
     elements = range((WARM + count + 8 * workers) * BATCH)
     pipe = IterableWrapper(elements, deepcopy=False).sharding_filter().map(make).batch(BATCH).collate()
     loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, worker_prefetch_cnt=4))
-    try:
-        return rate(itertools.chain.from_iterable([loader]), WARM, count)
-    finally:
-        loader.shutdown()
+    print(rate(itertools.chain.from_iterable([loader]), WARM, count), flush=True)
+    loader.shutdown()
 
 
 if __name__ == "__main__":
     multiprocessing.freeze_support()
-    print(run_torchdata_09(*json.loads(sys.argv[1])))
+    run_torchdata_09(*json.loads(sys.argv[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -47,3 +49,21 @@ def test_columns_pandas_and_rows_give_the_same_tensors() -> None:
         for peer in ("pandas", "pandas, tuned", "row-wise Python")
     ]
     assert all(line["ratio"] > 0 for line in lines)
+
+
+@pytest.mark.usefixtures("no_residue")
+@pytest.mark.parametrize(("figure", "expected"), [("echo 12.5", 12.5), ("", None)])
+def test_a_peer_that_hangs_is_ended_with_its_workers(
+    figure: str, expected: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    peers = importlib.import_module("transport_peers")
+    monkeypatch.setattr(peers, "PATIENCE", 0.5)
+    hanging = tmp_path / "python"
+    hanging.write_text(f"#!/bin/sh\n{figure}\nsleep 300 &\nwait\n")
+    hanging.chmod(0o755)
+    if expected is None:
+        with pytest.raises(RuntimeError, match=r"torchdata 0.9 gave no figure within 0 s"):
+            peers.torchdata_09(str(hanging), (2,), torch.float32, 1, 1)
+    else:
+        assert peers.torchdata_09(str(hanging), (2,), torch.float32, 1, 1) == expected
