@@ -22,12 +22,18 @@ def make_tar(members: Iterable[tuple[str, bytes]], form: int = tarfile.GNU_FORMA
 
 
 def header(
-    name: bytes, kind: bytes, data: bytes = b"", *, size: bytes | None = None, magic: bytes = b"ustar\x0000"
+    name: bytes,
+    kind: bytes,
+    data: bytes = b"",
+    *,
+    size: bytes | None = None,
+    magic: bytes = b"ustar\x0000",
+    prefix: bytes = b"",
 ) -> bytes:
     """One header with its data, made by hand where `tarfile` cannot."""
     fields = name.ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2
     fields += (b"%011o\0" % len(data) if size is None else size) + b"00000000000\0"
-    tail = kind + bytes(100) + magic.ljust(8, b"\0")
+    tail = kind + bytes(100) + magic.ljust(8, b"\0") + bytes(80) + prefix
     block = (fields + b" " * 8 + tail).ljust(512, b"\0")
     block = fields + b"%06o\0 " % sum(block) + block[156:]
     return block + data + bytes(-len(data) % 512)

@@ -31,6 +31,7 @@ from pipes.errors import DataError, TruncatedError
 from pipes.formats.chunks import CHUNK, COMPRESSIONS, expand, read_chunks, reader_of, sniff
 from pipes.formats.tar_headers import (
     BLOCK,
+    GNU_MAGIC,
     KINDS,
     checksum_matches,
     expected_sum,
@@ -194,6 +195,8 @@ class TarReader:
             header = self._window[self._pos : self._pos + BLOCK]
             raw_name, raw_size, raw_sum, kind, magic, prefix = unpack(header)
             if adler32(header, 0) & 0xFFFF != expected_sum(raw_sum) and not checksum_matches(header):
+                if pending and header == _ZEROS:
+                    raise self._damaged("no member after the header that gives its name or size")
                 if self._ended(header):
                     return None
                 first, pending = self._base + self._pos, {}
@@ -204,7 +207,8 @@ class TarReader:
                 continue
             records = {key: value for key, value in {**self.records, **pending}.items() if value}
             name = records.get("path") or text(raw_name)
-            if prefix[0] and magic == b"ustar\x0000" and "path" not in records:
+            # GNU's "ustar  " keeps times there; others fill the two bytes of the version as they like.
+            if prefix[0] and magic[:5] == b"ustar" and magic != GNU_MAGIC and "path" not in records:
                 name = f"{text(prefix)}/{name}"
             if "size" in records:
                 size = self._size(records["size"].encode("utf-8", "surrogateescape"), base=10)

@@ -13,6 +13,7 @@ from pipes.errors import DataError
 
 __all__ = [
     "BLOCK",
+    "GNU_MAGIC",
     "KINDS",
     "checksum_matches",
     "expected_sum",
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 BLOCK = 512
+GNU_MAGIC = b"ustar  \0"
 # name, size, checksum, type, magic with version, prefix
 unpack = Struct("100s24x12s12x8sc100x8s80x155s12x").unpack
 # name, size, checksum, type, the prefix's first byte: all that a plain member needs

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import tarfile
 import zlib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tars import END, header
 
 from pipes.errors import DataError
+from pipes.formats.tar import TarReader
 from pipes.formats.tar_headers import checksum_matches, expected_sum, parse_number, parse_pax, text
 
 
@@ -17,11 +20,11 @@ from pipes.formats.tar_headers import checksum_matches, expected_sum, parse_numb
 def test_the_checksum_is_that_of_tarfile(name: str, size: int) -> None:
     info = tarfile.TarInfo(name)
     info.size = size
-    header = info.tobuf(tarfile.GNU_FORMAT)[-512:]
-    assert zlib.adler32(header, 0) & 0xFFFF == expected_sum(header[148:156])
-    assert checksum_matches(header)
-    assert parse_number(header[124:136]) == size
-    damaged = bytes([header[0] ^ 1]) + header[1:]
+    block = info.tobuf(tarfile.GNU_FORMAT)[-512:]
+    assert zlib.adler32(block, 0) & 0xFFFF == expected_sum(block[148:156])
+    assert checksum_matches(block)
+    assert parse_number(block[124:136]) == size
+    damaged = bytes([block[0] ^ 1]) + block[1:]
     assert zlib.adler32(damaged, 0) & 0xFFFF != expected_sum(damaged[148:156])
     assert not checksum_matches(damaged)
 
@@ -66,3 +69,24 @@ def test_pax_records() -> None:
 def test_malformed_pax_records(body: bytes) -> None:
     with pytest.raises(DataError, match=r"a\.tar: a pax record at byte 0"):
         parse_pax(body, "a.tar")
+
+
+@pytest.mark.parametrize("magic", [b"ustar\x0000", b"ustar\0\0\0", b"ustar\0  ", b"ustar   "])
+def test_a_prefix_counts_whatever_the_version_says(magic: bytes) -> None:
+    data = header(b"a.jpg", b"0", b"1", magic=magic, prefix=b"dir") + END
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        assert archive.getnames() == ["dir/a.jpg"]
+    assert [member.name for member in TarReader(io.BytesIO(data), "a.tar")] == ["dir/a.jpg"]
+
+
+def test_gnu_keeps_times_where_others_have_a_prefix() -> None:
+    data = header(b"a.jpg", b"0", b"1", magic=b"ustar  \0", prefix=b"14000000000\0" * 2) + END
+    assert [member.name for member in TarReader(io.BytesIO(data), "a.tar")] == ["a.jpg"]
+
+
+@pytest.mark.parametrize("extended", [header(b"x", b"x", b"9 path=x\n"), header(b"././@LongLink", b"L", b"long\0")])
+def test_a_name_without_a_member_is_damage(extended: bytes) -> None:
+    with pytest.raises(DataError, match="at byte 2048: found no member after the header that gives its name"):
+        list(TarReader(io.BytesIO(header(b"a", b"0", b"1") + extended + END), "a.tar"))
+    only_global = header(b"g", b"g", b"9 path=x\n")
+    assert list(TarReader(io.BytesIO(only_global + END), "a.tar")) == []
