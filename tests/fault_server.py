@@ -43,6 +43,8 @@ class Step:
     headers: dict[str, str] = field(default_factory=dict)
     text: str = ""
     """Body of an error answer, in place of the usual one."""
+    instead: bytes | None = None
+    """Sent in place of the object or the listing, without an ETag."""
     cut: int | None = None
     """Close after this many body bytes of the answer, whatever Content-Length promised."""
     reset: bool = False
@@ -180,7 +182,9 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(step.stall)
         if step.meet is not None:
             step.meet.wait(30)
-        if step.status != 200:
+        if step.instead is not None:
+            self._send(step.status, {}, step.instead, step)
+        elif step.status != 200:
             self._error(step.status, step.code, step.headers, step.text)
         elif any(self.headers.get(name) != value for name, value in fault.needed.items()):
             self._error(400, "InvalidRequest", step.headers)

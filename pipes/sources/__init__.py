@@ -18,6 +18,7 @@ MODULES = (
     "s3_names",
     "s3_obstore",
     "s3_options",
+    "s3_pages",
     "s3_parts",
     "s3_ranges",
     "s3_retry",

@@ -6,21 +6,18 @@ It shows statuses, headers and request ids, which the retry loop needs, and is w
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable
-from datetime import datetime
 from email.utils import parsedate_to_datetime
-from html import unescape
 from http.client import HTTPException
 from typing import Any, NamedTuple, Protocol
-from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
 from pipes.sources.s3_buffers import Buffers
 from pipes.sources.s3_checksum import Checksum, checksum_of_headers
-from pipes.sources.s3_names import S3Object
+from pipes.sources.s3_names import S3Object, quoted
 from pipes.sources.s3_options import S3Options
+from pipes.sources.s3_pages import page_of, read_pages_ourselves
 from pipes.sources.s3_retry import S3Failure, failure_of_answer, retry_after_seconds
 
 __all__ = [
@@ -33,8 +30,8 @@ __all__ = [
     "need_boto3",
 ]
 
-_PAGE = "PipesPage"
-_FIELDS = ("Key", "Size", "ETag", "LastModified")
+# Of answers without an ETag that are no objects: the pages of a web server, errors of a gateway.
+_PAGES = ("text/html", "application/xhtml+xml", "application/xml", "text/xml")
 
 
 class S3Body(Protocol):
@@ -120,7 +117,7 @@ def make_boto_client(session: Any, options: S3Options) -> Any:
         verify=verify,
         config=Config(**settings),
     )
-    _read_pages_ourselves(client)
+    read_pages_ourselves(client)
     if options.checksum:
         client.meta.events.register("before-call.s3.GetObject", _ask_for_checksum)
     return client
@@ -157,13 +154,13 @@ class BotoTransport:
     def head(self, bucket: str, key: str) -> S3Head:
         """What the object is now."""
         answer = self._call("head_object", Bucket=bucket, Key=key, **self._object)
-        return S3Head(answer["ContentLength"], answer.get("ETag"), answer.get("VersionId"))
+        return S3Head(answer["ContentLength"], quoted(answer.get("ETag")), answer.get("VersionId"))
 
     def checksum(self, bucket: str, key: str, version: str | None = None) -> tuple[str | None, Checksum | None]:
         """The ETag that the object, or a version of it, has now, and its checksum where the store keeps one."""
         asked = self._object | ({"VersionId": version} if version else {})
         answer = self._call("head_object", Bucket=bucket, Key=key, ChecksumMode="ENABLED", **asked)
-        return answer.get("ETag"), checksum_of_headers(answer["ResponseMetadata"]["HTTPHeaders"])
+        return quoted(answer.get("ETag")), checksum_of_headers(answer["ResponseMetadata"]["HTTPHeaders"])
 
     def put(self, bucket: str, key: str, data: bytes, md5: str) -> str | None:
         """Write a whole object, of which `md5` is the base64 digest; its ETag."""
@@ -198,7 +195,7 @@ class BotoTransport:
             answer = self._call("list_objects_v2", **asked, **place, **self._payer)
         except ElementTree.ParseError as error:
             raise S3Failure("server", f"the store sent a listing that is not XML ({error})") from error
-        rows, truncated, token = answer.get(_PAGE) or _plain_page(answer)
+        rows, truncated, token = page_of(answer)
         objects = [S3Object(bucket, *row) for row in rows]
         if not truncated:
             return objects, {}
@@ -231,21 +228,33 @@ class BotoTransport:
 class _BotoBody:
     def __init__(self, answer: Any) -> None:
         self._body = answer["Body"]
-        self.etag: str | None = answer.get("ETag")
+        self.etag: str | None = quoted(answer.get("ETag"))
         self.version: str | None = answer.get("VersionId")
+        told = answer.get("ResponseMetadata", {})
+        self._check(told.get("HTTPStatusCode", 200), answer.get("ContentType", ""))
         length, span = answer.get("ContentLength"), answer.get("ContentRange", "")
         # By the header and not by status 206: some stores send a part with status 200.
         place, _, total = span.removeprefix("bytes").strip().partition("/")
         try:
             self.start = int(place.partition("-")[0]) if span else 0
             self.size = int(total) if span else int(length)
+            if self.size < 0:
+                raise ValueError(self.size)
         except (TypeError, ValueError) as error:
             self._body.close()
             raise S3Failure("refused", f"no usable length (Content-Length {length}, Content-Range {span!r})") from error
-        headers = {} if span else answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        headers = {} if span else told.get("HTTPHeaders", {})
         self.checksum = checksum_of_headers(headers)
         if not self.size:
             self.read(1)  # gives the connection back
+
+    def _check(self, status: int, kind: str) -> None:
+        """Refuse what is no object; S3 gives every object an ETag."""
+        if status in (200, 206) and (self.etag or kind.partition(";")[0].lower() not in _PAGES):
+            return
+        self._body.close()
+        what = f"the answer is no object{'' if self.etag else f' (type {kind or None}, no ETag)'}"
+        raise S3Failure("refused", f"{what}; is endpoint_url that of an S3 store, and no proxy between?", status=status)
 
     def read(self, limit: int, buffers: Buffers | None = None) -> bytes | memoryview:
         from botocore.exceptions import BotoCoreError
@@ -306,94 +315,7 @@ def _skew(date: str | None) -> str:
     return f"; this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the store's"
 
 
-Row = tuple[str, int, str | None, datetime | None]
-
-
 def _ask_for_checksum(params: dict[str, Any], **_: Any) -> None:
     """Not by botocore's parameter, which would have it check the body as well, where it can, and then say it cut."""
     if "Range" not in params["headers"]:
         params["headers"]["x-amz-checksum-mode"] = "ENABLED"
-
-
-def _read_pages_ourselves(client: Any) -> None:
-    """Take listings out of botocore's hands, which builds two trees and 70 us of objects a key; this needs 4 us."""
-    from botocore import handlers
-
-    events = client.meta.events
-    # It looks for an error inside a good answer, in the whole tree of every page. A botocore without it is as well.
-    check = getattr(handlers, "_handle_200_error", None)
-    if check is not None:
-        events.unregister("before-parse.s3.*", check)
-
-    def read(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **more: Any) -> None:
-        body = response_dict["body"]
-        if response_dict["status_code"] == 200 and isinstance(body, bytes) and b"<ListBucketResult" in body[:200]:
-            customized_response_dict[_PAGE] = _scan(body.decode()) or _parse(body)
-            response_dict["body"] = b"<ListBucketResult/>"
-        elif check is not None:
-            check(response_dict=response_dict, customized_response_dict=customized_response_dict, **more)
-
-    events.register_first("before-parse.s3.*", read)
-
-
-def _scan(text: str) -> tuple[list[Row], bool, str | None] | None:
-    """Read a page without building its tree; None when it is not of the plain form that this relies on."""
-    count = text.count("<Contents>")
-    keys, sizes, etags, times = (re.findall(f"<{tag}>([^<]*)</{tag}>", text) for tag in _FIELDS)
-    encoding = re.findall(r"<EncodingType>url</EncodingType>", text)
-    if not text.rstrip().endswith("</ListBucketResult>") or not encoding:
-        return None
-    if not count == len(keys) == len(sizes) == len(etags) == len(times):
-        return None
-    rows: list[Row] = [
-        (_plain_key(key), int(size), _plain_etag(etag), _time(time))
-        for key, size, etag, time in zip(keys, sizes, etags, times, strict=True)
-    ]
-    token = re.search(r"<NextContinuationToken>([^<]*)</NextContinuationToken>", text)
-    return rows, "<IsTruncated>true</IsTruncated>" in text, unescape(token[1]) if token else None
-
-
-def _plain_key(key: str) -> str:
-    return unquote_plus(key) if "%" in key or "+" in key else key
-
-
-def _plain_etag(etag: str) -> str:
-    # Quotes are all that a tag has to escape, and `unescape` takes ten times as long.
-    plain = etag.replace("&quot;", '"')
-    return unescape(etag) if "&" in plain else plain
-
-
-def _parse(body: bytes) -> tuple[list[Row], bool, str | None]:
-    root = ElementTree.fromstring(body)
-    space = root.tag.partition("}")[0] + "}" if root.tag.startswith("{") else ""
-    encoded = root.findtext(space + "EncodingType") == "url"
-    rows: list[Row] = []
-    for entry in root.iterfind(space + "Contents"):
-        text = {child.tag.removeprefix(space): child.text for child in entry}
-        key = text["Key"] or ""
-        time = _time(text.get("LastModified"))
-        rows.append((unquote_plus(key) if encoded else key, int(text["Size"] or 0), text.get("ETag"), time))
-    more = root.findtext(space + "IsTruncated") == "true"
-    return rows, more, root.findtext(space + "NextContinuationToken")
-
-
-def _time(text: str | None) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text) if text else None
-    except ValueError:
-        return None
-
-
-def _plain_page(answer: Any) -> tuple[list[Row], bool, str | None]:
-    """A page as botocore parsed it, for clients that are not ours."""
-    encoded = answer.get("EncodingType") == "url"
-    rows = [
-        (
-            unquote_plus(entry["Key"]) if encoded else entry["Key"],
-            entry["Size"],
-            entry.get("ETag"),
-            entry.get("LastModified"),
-        )
-        for entry in answer.get("Contents", ())
-    ]
-    return rows, answer.get("IsTruncated", False), answer.get("NextContinuationToken")

@@ -26,7 +26,7 @@ from typing import IO, Any
 from pipes.errors import ChangedDataError
 from pipes.sources.s3_boto import BotoTransport, S3Body, S3Head, make_boto_client, make_boto_session, need_boto3
 from pipes.sources.s3_checksum import Checksum
-from pipes.sources.s3_names import S3Object, split_s3_url
+from pipes.sources.s3_names import S3Object, quoted, split_s3_url
 from pipes.sources.s3_obstore import ObstoreTransport, can_name, can_run
 from pipes.sources.s3_options import S3Options
 from pipes.sources.s3_ranges import RangedFile
@@ -99,6 +99,7 @@ class S3Store:
 
     def _pages(self, bucket: str, prefix: str, page_size: int) -> Iterator[S3Object]:
         place: dict[str, str] = {}
+        firsts = set[str]()
         while True:
             here, attempts = place, Attempts(self.options, bucket, prefix)
 
@@ -106,12 +107,13 @@ class S3Store:
                 return self._boto(bucket).page(bucket, prefix, page_size, here)
 
             objects, place = attempts.run(request)
+            if (place and place == here) or (objects and objects[0].key in firsts):
+                what = f"the listing does not go on after {here}: it comes to the same keys again"
+                raise attempts.error(S3Failure("refused", what))
             yield from objects
             if not place:
                 return
-            if place == here:
-                failure = S3Failure("refused", f"the listing does not go on after {place}")
-                raise attempts.error(failure)
+            firsts.update(item.key for item in objects[:1])
 
     def open(
         self,
@@ -129,11 +131,11 @@ class S3Store:
         bucket, key = split_s3_url(url)
         etag = getattr(url, "etag", None) if etag is None else etag
         size = getattr(url, "size", None) if size is None else size
-        return S3Stream(self, bucket, key, etag=etag, size=size, offset=offset, chunk=chunk)
+        return S3Stream(self, bucket, key, etag=quoted(etag), size=size, offset=offset, chunk=chunk)
 
     def ranged(self, url: str, etag: str | None = None, size: int | None = None) -> RangedFile:
         """An object as a file that seeks, read by ranges of one version; `etag` and `size` as for `open`."""
-        return RangedFile(self, url, etag=etag, size=size)
+        return RangedFile(self, url, etag=quoted(etag), size=size)
 
     def get(self, url: str, etag: str | None = None) -> bytes:
         """The whole object as bytes."""

@@ -1,17 +1,21 @@
 """Names of objects in an S3 store: `s3://bucket/key`, taken literally.
 
 A key is any string of at most 1024 UTF-8 bytes. Nothing in it is special here: `?`, `#`, `%`, `//` and a trailing `/`
-are part of the name, and composed and decomposed accents are two names.
+are part of the name, and composed and decomposed accents are two names. In place of the bucket may stand the ARN of an
+access point, as the AWS command line has it: `s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/name/key`.
 """
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Any, NamedTuple
 
-__all__ = ["S3Object", "S3Url", "split_s3_url"]
+__all__ = ["S3Object", "S3Url", "quoted", "split_s3_url"]
 
 _SCHEME = "s3://"
+# https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazons3.html, "Resource types".
+_ACCESS_POINT = re.compile(r"(arn:[^/]*:(?:outpost[:/][^:/]+[:/])?accesspoint[:/][^:/]+)(?:/|$)")
 
 
 class S3Url(str):
@@ -30,7 +34,7 @@ class S3Url(str):
 
     def __new__(cls, url: str, size: int | None = None, etag: str | None = None) -> S3Url:
         self = super().__new__(cls, url)
-        self.size, self.etag = size, etag
+        self.size, self.etag = size, quoted(etag)
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -40,8 +44,17 @@ class S3Url(str):
         return self
 
 
+def quoted(etag: str | None) -> str | None:
+    """The tag with its quotes (RFC 9110, 8.8.3), which some stores leave out in listings and others in answers.
+
+    >>> quoted("t1"), quoted('"t1"'), quoted('W/"t1"')
+    ('"t1"', '"t1"', 'W/"t1"')
+    """
+    return f'"{etag}"' if etag and not etag.endswith('"') else etag
+
+
 class S3Object(NamedTuple):
-    """One row of a listing; `size` in bytes, `etag` as the store wrote it (with its quotes)."""
+    """One row of a listing; `size` in bytes, `etag` with its quotes."""
 
     bucket: str
     key: str
@@ -68,6 +81,8 @@ def split_s3_url(url: str, *, prefix: bool = False) -> tuple[str, str]:
     if not url.startswith(_SCHEME):
         raise ValueError(f"{url!r} is not an S3 name: it should look like 's3://bucket/key'")
     bucket, _, key = url[len(_SCHEME) :].partition("/")
+    if point := _ACCESS_POINT.match(url, len(_SCHEME)):
+        bucket, key = point[1], url[point.end() :]
     if not bucket:
         raise ValueError(f"{url!r} names no bucket: it should look like 's3://bucket/key'")
     if not key and not prefix:

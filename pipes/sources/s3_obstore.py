@@ -22,6 +22,7 @@ from urllib.parse import SplitResult, urlsplit
 from pipes.sources.s3_boto import S3Body, failure_of_boto
 from pipes.sources.s3_buffers import Buffers
 from pipes.sources.s3_checksum import Checksum
+from pipes.sources.s3_names import quoted
 from pipes.sources.s3_options import S3Options
 from pipes.sources.s3_retry import S3Failure, failure_of_answer
 
@@ -157,7 +158,9 @@ class _ObstoreBody:
     def __init__(self, answer: Any, part: tuple[int, int] | None) -> None:
         # Each look at the answer costs some 20 us.
         meta = answer.meta
-        self.etag: str | None = meta["e_tag"]
+        self.etag: str | None = quoted(meta["e_tag"])
+        if not self.etag:
+            raise S3Failure("unclear", "the answer has no ETag")  # boto3 sees whether it is an object
         self.version: str | None = meta["version"]
         self.checksum: Checksum | None = None  # it does not show it
         self.size: int = meta["size"]

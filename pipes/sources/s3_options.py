@@ -15,6 +15,8 @@ __all__ = ["S3Options"]
 _CLIENTS = ("auto", "obstore", "boto3")
 _SECRETS = ("access_key", "secret_key", "session_token", "sse_customer_key")
 _ATTEMPTS = 5
+# What `verify` would be of, were it about objects.
+_CHECKSUMS = ("checksum", "crc", "crc32", "crc32c", "crc64", "crc64nvme", "etag", "md5", "sha1", "sha256")
 _NO = ("0", "false", "no", "off")
 
 
@@ -72,6 +74,11 @@ class S3Options:
             raise ValueError("access_key and secret_key go together: give both or neither")
         if self.session_token is not None and self.access_key is None:
             raise ValueError("session_token needs access_key and secret_key")
+        if str(self.verify).lower() in _CHECKSUMS:
+            raise ValueError(
+                f"verify={self.verify!r}: verify is about certificates: True, False or the path of a CA bundle. "
+                "checksum=True checks objects against the checksum that the store keeps"
+            )
         if self.sse_customer_key is not None:
             self._check_customer_key()
         if self.client == "obstore" and self.boto3_only:

@@ -242,6 +242,10 @@ def _advice(failure: S3Failure) -> str:
         return " Check the credentials (environment, profile, or access_key= and secret_key=)."
     if failure.code == "RequestTimeTooSkewed":
         return " Its clock and the store's are too far apart: set this machine's clock."
+    if failure.code == "InvalidObjectState":
+        return " It is in an archive (as Glacier): have the store restore it, and read it then."
+    if failure.code == "PermanentRedirect":
+        return " The bucket is elsewhere: check region and endpoint_url."
     if failure.kind == "denied" and failure.status is None:
         return " Give some (environment, profile=, access_key= and secret_key=), or unsigned=True for a public bucket."
     if failure.kind == "denied":

@@ -14,9 +14,9 @@ from moto import mock_aws
 from s3_objects import HARD_KEYS, body_of, put_objects
 
 from pipes.iter import S3FileLister, S3FileLoader
-from pipes.sources.s3_boto import _parse, _scan
 from pipes.sources.s3_client import S3Store
 from pipes.sources.s3_options import S3Options
+from pipes.sources.s3_pages import _parse, _scan
 from pipes.sources.s3_stream import S3Stream
 
 PATTERN = bytes((31 * i + 7) % 251 for i in range(3 << 20))

@@ -51,6 +51,26 @@ def test_s3_url_is_its_string_and_keeps_size_and_etag() -> None:
     assert copy.deepcopy(url) is url
 
 
+@pytest.mark.parametrize(
+    "point",
+    [
+        "arn:aws:s3:eu-west-1:123456789012:accesspoint/mine",
+        "arn:aws:s3:eu-west-1:123456789012:accesspoint:mine",
+        "arn:aws:s3::123456789012:accesspoint/mfzwi23gnjvgw.mrap",
+        "arn:aws-cn:s3-object-lambda:cn-north-1:123456789012:accesspoint/mine",
+        "arn:aws:s3-outposts:us-west-2:123456789012:outpost/op-01/accesspoint/mine",
+    ],
+)
+def test_an_access_point_stands_for_a_bucket(point: str) -> None:
+    assert split_s3_url(f"s3://{point}/in/a b.txt") == (point, "in/a b.txt")
+    assert split_s3_url(f"s3://{point}", prefix=True) == split_s3_url(f"s3://{point}/", prefix=True) == (point, "")
+    assert not can_name(point, "k")
+    url = S3Object(point, "in/a", 1, '"t"', None).url
+    assert split_s3_url(url) == (point, "in/a")
+    with pytest.raises(ValueError, match="no object"):
+        split_s3_url(f"s3://{point}/")
+
+
 @pytest.mark.parametrize("key", ["a", "a/b c+d%2B?x#y.txt", "é/😀", ".a", "a/...", "a/.b", "a:b"])
 def test_obstore_may_have_plain_keys(key: str) -> None:
     assert can_name("b", key)
@@ -59,7 +79,3 @@ def test_obstore_may_have_plain_keys(key: str) -> None:
 @pytest.mark.parametrize("key", ["a/", "/a", "a//b", ".", "..", "a/./b", "../b", "a/..", "a\x01b", "a\nb", "a\x7f", ""])
 def test_obstore_may_not_have_keys_that_it_changes_or_refuses(key: str) -> None:
     assert not can_name("b", key)
-
-
-def test_obstore_may_not_have_access_points() -> None:
-    assert not can_name("arn:aws:s3:eu-west-1:1:accesspoint", "k")

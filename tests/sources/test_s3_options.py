@@ -28,6 +28,8 @@ def test_pickles() -> None:
         ({"access_key": "a"}, "go together"),
         ({"session_token": "a"}, "needs access_key"),
         ({"attempts": 0}, "at least one request"),
+        ({"verify": "crc"}, "verify is about certificates.* checksum=True checks objects"),
+        ({"verify": "CRC32C"}, "checksum=True checks objects"),
         ({"deadline": 0}, "positive number of seconds"),
         ({"read_timeout": -1}, "positive number of seconds"),
         ({"backoff": float("nan")}, "positive number of seconds"),
